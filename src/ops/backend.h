@@ -1,0 +1,42 @@
+// One virtual function per op, so that the forward pass (model/forward.cc) is written once and runs
+// on any backend. ReferenceBackend and CpuBackend are here; CUDA brings its own.
+#pragma once
+
+#include <memory>
+
+#include "core/thread_pool.h"
+#include "ops/compressor/compressor.h"
+#include "ops/experts/experts.h"
+#include "ops/head/head.h"
+#include "ops/hyper_connection/hyper_connection.h"
+#include "ops/indexer/indexer.h"
+#include "ops/linear/linear.h"
+#include "ops/norm_rope_insert/norm_rope_insert.h"
+#include "ops/output_projection/output_projection.h"
+#include "ops/router/router.h"
+#include "ops/sparse_attention/sparse_attention.h"
+
+namespace fathom::ops {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual void Embed(const EmbedArgs&) = 0;
+  virtual void Linear(const LinearArgs&) = 0;
+  virtual void RmsNorm(const RmsNormArgs&) = 0;
+  virtual void NormRopeInsert(const NormRopeInsertArgs&) = 0;
+  virtual void WindowCommit(const WindowCommitArgs&) = 0;
+  virtual void Compressor(const CompressorArgs&) = 0;
+  virtual void Indexer(const IndexerArgs&) = 0;
+  virtual void SparseAttention(const SparseAttentionArgs&) = 0;
+  virtual void OutputProjection(const OutputProjectionArgs&) = 0;
+  virtual void HyperConnection(const HyperConnectionArgs&) = 0;
+  virtual void Router(const RouterArgs&) = 0;
+  virtual void Experts(const ExpertsArgs&) = 0;
+  virtual void Head(const HeadArgs&) = 0;
+};
+
+std::unique_ptr<Backend> MakeReferenceBackend();
+std::unique_ptr<Backend> MakeCpuBackend(ThreadPool& pool);  // borrows the pool
+
+}  // namespace fathom::ops
