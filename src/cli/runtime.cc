@@ -1,0 +1,257 @@
+#include "cli/runtime.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "core/cpu_features.h"
+#include "core/log.h"
+#include "engine/executor.h"
+#include "model/model_path.h"
+
+namespace fathom {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string_view RowFormatName(ops::RowFormat format) {
+  switch (format) {
+    case ops::RowFormat::kF32: return "float32";
+    case ops::RowFormat::kBf16: return "bf16";
+    case ops::RowFormat::kFp8Main: return "fp8 (448 e4m3 + 64 bf16)";
+    case ops::RowFormat::kFp8Index: return "fp8";
+    case ops::RowFormat::kFp4Index: return "mxfp4";
+  }
+  return "?";
+}
+
+std::string Describe(int64_t bytes) {
+  return fmt::format("{:L} B ({:.2f} GiB)", bytes, static_cast<double>(bytes) / (1 << 30));
+}
+
+Expected<std::string> TokenizerPath(const RuntimeOptions& options, const std::string& directory) {
+  if (options.tokenizer.empty()) return directory + "/tokenizer.json";
+  if (fs::path(options.tokenizer).extension() == ".json") return options.tokenizer;
+  FATHOM_ASSIGN(std::string resolved, ResolveModel(options.tokenizer));
+  return resolved + "/tokenizer.json";
+}
+
+Status CheckPositive(const char* flag, int64_t value) {
+  if (value > 0) return {};
+  return FailParam(Code::kInvalidArgument, flag, "{} must be at least 1, not {}", flag, value);
+}
+
+}  // namespace
+
+Expected<std::string> DemoModelDirectory() {
+  std::vector<std::string> tried;
+  const auto usable = [&](const fs::path& path) {
+    tried.push_back(path.string());
+    std::error_code error;
+    return fs::exists(path / "config.json", error);
+  };
+  if (const char* given = std::getenv("FATHOM_DEMO_MODEL"); given != nullptr && *given != 0) {
+    if (usable(given)) return std::string(given);
+    return Fail(Code::kNotFound, "FATHOM_DEMO_MODEL: {} holds no config.json", given);
+  }
+  std::error_code error;
+  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
+  fs::path folder = executable.parent_path();
+  for (int depth = 0; depth < 4 && !folder.empty(); ++depth) {
+    if (usable(folder / "models/demo")) return (folder / "models/demo").string();
+    if (folder == folder.root_path()) break;
+    folder = folder.parent_path();
+  }
+  const fs::path installed = executable.parent_path() / "../share/fathom/demo";
+  if (usable(installed)) return installed.lexically_normal().string();
+  std::string places;
+  for (const std::string& path : tried) places += (places.empty() ? "" : ", ") + path;
+  return Fail(Code::kNotFound, "no MODEL given and the demo checkpoint is in none of: {}", places);
+}
+
+int64_t MachineMemoryBytes() {
+  int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    if (int64_t limit = 0; file >> limit && limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes;
+}
+
+Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options) {
+  const bool reference = options.numerics == ops::Numerics::kReference;
+  CacheOptions cache;
+  cache.block_tokens = options.block_size;
+  const std::string& kv = options.kv_cache_dtype;
+  if (kv == "auto") cache.kv = reference ? KvDType::kF32 : KvDType::kFp8;
+  else if (kv == "bf16") cache.kv = KvDType::kBf16;
+  else if (kv == "fp8") cache.kv = KvDType::kFp8;
+  else
+    return FailParam(Code::kInvalidArgument, "--kv-cache-dtype",
+                     "--kv-cache-dtype '{}' is not one of auto, bf16, fp8", kv);
+  const std::string& index = options.indexer_kv_dtype;
+  if (index == "auto") cache.index = reference ? IndexDType::kF32 : IndexDType::kMxfp4;
+  else if (index == "bf16") cache.index = IndexDType::kBf16;
+  else if (index == "fp8") cache.index = IndexDType::kFp8;
+  else if (index == "mxfp4") cache.index = IndexDType::kMxfp4;
+  else
+    return FailParam(
+        Code::kInvalidArgument, "--attention-config.indexer_kv_dtype",
+        "--attention-config.indexer_kv_dtype '{}' is not one of auto, bf16, fp8, mxfp4", index);
+  if (reference && (kv != "auto" || index != "auto")) {
+    return FailParam(Code::kInvalidArgument, "--numerics",
+                     "--numerics reference keeps the cache in float32; leave --kv-cache-dtype and "
+                     "--attention-config.indexer_kv_dtype out");
+  }
+  return cache;
+}
+
+Expected<EngineOptions> PlanEngine(const RuntimeOptions& options, const ModelConfig& config,
+                                   const Geometry& geometry, int64_t weight_bytes,
+                                   int64_t machine_bytes) {
+  FATHOM_TRY(CheckPositive("--max-num-seqs", options.max_num_seqs));
+  FATHOM_TRY(CheckPositive("--max-num-batched-tokens", options.max_num_batched_tokens));
+  if (options.max_num_batched_tokens < options.max_num_seqs) {
+    return FailParam(Code::kInvalidArgument, "--max-num-batched-tokens",
+                     "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step must hold "
+                     "one token of every running sequence",
+                     options.max_num_batched_tokens, options.max_num_seqs);
+  }
+  if (options.max_model_len < 0 || options.max_model_len > config.max_position_embeddings) {
+    return FailParam(Code::kInvalidArgument, "--max-model-len",
+                     "--max-model-len {} is not within 1 .. {} (max_position_embeddings)",
+                     options.max_model_len, config.max_position_embeddings);
+  }
+  EngineOptions engine;
+  engine.max_model_len =
+      options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
+  engine.max_num_seqs = options.max_num_seqs;
+  engine.max_num_batched_tokens = options.max_num_batched_tokens;
+  engine.max_prefill_with_decode = std::max(1, options.max_num_batched_tokens / 2);
+  engine.max_waiting = options.max_waiting;
+  engine.eos_token = config.eos_token;
+
+  const int64_t slots = geometry.slot_bytes * options.max_num_seqs;
+  const int64_t per_sequence = geometry.blocks_for(engine.max_model_len);
+  int64_t blocks =
+      std::max(per_sequence, std::min<int64_t>(per_sequence, 16) * options.max_num_seqs);
+  int64_t budget = options.kv_cache_memory;
+  const char* flag = "--kv-cache-memory";
+  if (budget < 0) {
+    return FailParam(Code::kInvalidArgument, flag, "{} must be a number of bytes, not {}", flag,
+                     budget);
+  }
+  if (budget == 0 && options.gpu_memory_utilization != 0) {
+    flag = "--gpu-memory-utilization";
+    if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1)) {
+      return FailParam(Code::kInvalidArgument, flag, "{} must lie in (0, 1], not {}", flag,
+                       options.gpu_memory_utilization);
+    }
+    budget =
+        static_cast<int64_t>(options.gpu_memory_utilization * static_cast<double>(machine_bytes)) -
+        weight_bytes;
+    budget = std::max<int64_t>(budget, 1);
+  }
+  if (budget > 0) {
+    blocks = geometry.block_bytes > 0 ? (budget - slots) / geometry.block_bytes : per_sequence;
+    if (budget < slots || blocks < per_sequence) {
+      const int64_t needed = slots + per_sequence * geometry.block_bytes;
+      return FailParam(Code::kResourceExhausted, flag,
+                       "{} slots and the blocks of one sequence of {} tokens need {} bytes, but {} "
+                       "leaves {}: raise it by {} bytes or lower --max-model-len or --max-num-seqs",
+                       options.max_num_seqs, engine.max_model_len, needed, flag, budget,
+                       needed - budget);
+    }
+  }
+  engine.num_blocks = static_cast<int32_t>(std::min<int64_t>(blocks, INT32_MAX));
+  return engine;
+}
+
+Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
+  auto runtime = std::make_unique<Runtime>();
+  runtime->options = options;
+  if (options.model.empty()) {
+    FATHOM_ASSIGN(runtime->directory, DemoModelDirectory());
+  } else {
+    FATHOM_ASSIGN(runtime->directory, ResolveModel(options.model));
+  }
+  const std::string& directory = runtime->directory;
+  FATHOM_ASSIGN(runtime->config, LoadModelConfig(directory));
+  FATHOM_ASSIGN(runtime->defaults, LoadGenerationDefaults(directory));
+  FATHOM_ASSIGN(CacheOptions cache, MakeCacheOptions(options));
+  FATHOM_ASSIGN(runtime->geometry, MakeGeometry(runtime->config, cache));
+  const int64_t machine = MachineMemoryBytes();
+  // Weights are not known yet: this pass refuses what cannot fit whatever they weigh.
+  FATHOM_ASSIGN(EngineOptions planned,
+                PlanEngine(options, runtime->config, runtime->geometry, 0, machine));
+
+  FATHOM_ASSIGN(std::string tokenizer, TokenizerPath(options, directory));
+  FATHOM_ASSIGN(runtime->tokenizer, Tokenizer::Load(tokenizer));
+  FATHOM_ASSIGN(ChatEncoder encoder, ChatEncoder::Make(*runtime->tokenizer));
+  runtime->encoder = std::make_unique<ChatEncoder>(std::move(encoder));
+
+  FATHOM_ASSIGN(runtime->weights,
+                LoadWeights(directory, runtime->config, {options.load_format, options.seed, true}));
+  FATHOM_ASSIGN(planned, PlanEngine(options, runtime->config, runtime->geometry,
+                                    runtime->weights.total_bytes, machine));
+  runtime->engine_options = planned;
+  runtime->threads = std::make_unique<ThreadPool>(options.threads);
+  if (options.numerics == ops::Numerics::kProduct) {
+    PackForCpu(runtime->weights, *runtime->threads);
+  }
+
+  ForwardOptions forward;
+  forward.numerics = options.numerics;
+  forward.max_tokens = planned.max_num_batched_tokens;
+  // A decode step wants one row per sequence; prompt log-probabilities take rows in chunks.
+  forward.max_logit_rows = std::max(64, planned.max_num_seqs);
+  Runtime* borrowed = runtime.get();
+  FATHOM_ASSIGN(
+      runtime->engine,
+      Engine::Start(planned, runtime->geometry,
+                    [borrowed, forward](BlockPool& blocks,
+                                        SlotPool& slots) -> Expected<std::unique_ptr<Executor>> {
+                      return MakeCpuExecutor(borrowed->config, borrowed->weights,
+                                             borrowed->geometry, blocks, slots, *borrowed->threads,
+                                             forward, {forward.max_tokens, forward.max_logit_rows});
+                    }));
+  return runtime;
+}
+
+std::string DescribeRuntime(const Runtime& runtime) {
+  const EngineOptions& engine = runtime.engine_options;
+  const Geometry& geometry = runtime.geometry;
+  std::string table;
+  const auto row = [&table](std::string_view name, const std::string& value) {
+    table += fmt::format("  {:<16} {}\n", name, value);
+  };
+  row("model", runtime.directory);
+  row("weights", fmt::format("{} tensors, {}", runtime.weights.tensor_count,
+                             Describe(runtime.weights.total_bytes)));
+  row("backend",
+      fmt::format("cpu ({}), {} threads, numerics {}", IsaName(CpuIsa()), runtime.threads->size(),
+                  runtime.options.numerics == ops::Numerics::kProduct ? "product" : "reference"));
+  for (const KindGeometry& kind : geometry.kinds) {
+    if (kind.layers.empty()) continue;
+    row(CacheKindName(kind.kind),
+        fmt::format("{} layers, {}, {} B a {}", kind.layers.size(), RowFormatName(kind.format),
+                    kind.page_bytes, kind.block_kind ? "page" : "layer and slot"));
+  }
+  row("blocks",
+      fmt::format("{} x {} B = {}, {} tokens each", engine.num_blocks, geometry.block_bytes,
+                  Describe(engine.num_blocks * geometry.block_bytes),
+                  geometry.options.block_tokens));
+  row("slots", fmt::format("{} x {} B = {}", engine.max_num_seqs, geometry.slot_bytes,
+                           Describe(engine.max_num_seqs * geometry.slot_bytes)));
+  row("limits",
+      fmt::format("context {}, sequences {}, tokens a step {}, waiting {}", engine.max_model_len,
+                  engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_waiting));
+  return table;
+}
+
+}  // namespace fathom

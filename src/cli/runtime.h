@@ -1,0 +1,87 @@
+// Runtime: a model made ready to generate, for every command that runs one (serve, chat, complete).
+//
+//   FATHOM_ASSIGN(auto runtime, LoadRuntime({.model = "models/demo", .max_model_len = 8192}));
+//   runtime->engine->Submit(...);
+//
+// Owns everything below HTTP: configuration, weights, tokenizer, chat encoder, compute threads and
+// engine. Members are destroyed in reverse order, the engine first.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "api/generation_config.h"
+#include "cache/geometry.h"
+#include "core/status.h"
+#include "core/thread_pool.h"
+#include "engine/engine.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "ops/numerics.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+
+namespace fathom {
+
+struct RuntimeOptions {
+  std::string model;      // directory or org/name; empty: the demo checkpoint
+  std::string tokenizer;  // directory or tokenizer.json; empty: the model's own
+  LoadFormat load_format = LoadFormat::kAuto;
+  uint64_t seed = 0;  // of --load-format dummy
+  ops::Numerics numerics = ops::Numerics::kProduct;
+  // auto | bf16 | fp8. auto is fp8 (float32 with Numerics::kReference, which rounds nothing).
+  std::string kv_cache_dtype = "auto";
+  // auto | bf16 | fp8 | mxfp4. auto is mxfp4 (float32 with Numerics::kReference).
+  std::string indexer_kv_dtype = "auto";
+  int block_size = 256;               // native tokens per block, a multiple of 128
+  int64_t max_model_len = 0;          // 0: the model's max_position_embeddings
+  int max_num_seqs = 64;              // slots
+  int max_num_batched_tokens = 512;   // tokens of a step
+  int max_waiting = 1024;             // queue length beyond which requests get 429
+  int64_t kv_cache_memory = 0;        // bytes for blocks and slots together; 0: not given
+  double gpu_memory_utilization = 0;  // share of the machine's memory for weights and cache; 0: off
+  int threads = 0;                    // compute threads; 0: one per CPU this process may use
+};
+
+struct Runtime {
+  RuntimeOptions options;
+  std::string directory;  // where the checkpoint lies
+  ModelConfig config;
+  GenerationDefaults defaults;
+  Geometry geometry;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ChatEncoder> encoder;
+  Weights weights;
+  std::unique_ptr<ThreadPool> threads;
+  EngineOptions engine_options;
+  std::unique_ptr<Engine> engine;
+};
+
+// Loads in the order: configuration, geometry and plan, tokenizer, weights, engine, so that what
+// cannot work fails before weights are read. Errors name the flag, file or number.
+Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options);
+
+// The cache formats the two dtype flags and the numerics mean.
+Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options);
+
+// Sizes the pools: slots first, then as many blocks as the memory given allows, or without a memory
+// flag enough for one sequence of max_model_len (and at least 16 blocks per slot up to that many).
+// `weight_bytes` counts against gpu_memory_utilization; `machine_bytes` is the memory of the
+// machine. Fails with kResourceExhausted when one sequence of max_model_len does not fit, naming
+// both numbers and the flags that would make it fit.
+Expected<EngineOptions> PlanEngine(const RuntimeOptions& options, const ModelConfig& config,
+                                   const Geometry& geometry, int64_t weight_bytes,
+                                   int64_t machine_bytes);
+
+// Physical memory, or the cgroup's limit when that is smaller.
+int64_t MachineMemoryBytes();
+
+// Where the demo checkpoint lies: FATHOM_DEMO_MODEL, else models/demo in a parent folder of the
+// executable, else ../share/fathom/demo beside it. The error lists the places looked at.
+Expected<std::string> DemoModelDirectory();
+
+// The table a server prints at start: model, formats of every cache kind, bytes of weights and
+// pools to the byte, limits.
+std::string DescribeRuntime(const Runtime& runtime);
+
+}  // namespace fathom
