@@ -21,6 +21,8 @@ namespace fathom::ops {
 class Backend {
  public:
   virtual ~Backend() = default;
+  // table [T, 64]: RopeTableRow at every token's position; built once per step.
+  virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
   virtual void Embed(const EmbedArgs&) = 0;
   virtual void Linear(const LinearArgs&) = 0;
   virtual void RmsNorm(const RmsNormArgs&) = 0;

@@ -26,13 +26,13 @@ struct HyperConnectionSite {
 
 struct HyperConnectionArgs {
   MatrixView x;  // [T, 4*D] in/out
-  MatrixView o;  // [T, D] or empty
+  MatrixView o{};  // [T, D] or empty
   const HyperConnectionSite* site = nullptr;
   float* post = nullptr;        // [T, 4]
   float* comb = nullptr;        // [T, 16], comb[4*j + k]
-  MatrixView u;                 // [T, D] scratch/out: the collapsed vector before the norm
+  MatrixView u{};               // [T, D] scratch/out: the collapsed vector before the norm
   const float* norm = nullptr;  // [D]
-  MatrixView z;                 // [T, D] out; may alias o
+  MatrixView z{};               // [T, D] out; may alias o
   int sinkhorn_iterations = 20;
   float eps = 1e-6f;  // hc_eps
   Numerics numerics = Numerics::kProduct;
