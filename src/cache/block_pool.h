@@ -6,6 +6,10 @@
 //   pool.Retain(*block);                // shared by a prefix: 2
 //   pool.Release(*block);  ...
 //
+// Free units are handed out last-in first-out, so a small working set stays in cache and TLB, and
+// the order of a run is reproducible. Allocate and Release are O(1). Releasing a free unit is a
+// mistake of ours and aborts.
+//
 // Not thread-safe: the engine thread owns both.
 #pragma once
 
@@ -13,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/ids.h"
@@ -20,9 +25,12 @@
 
 namespace fathom {
 
-// Zero-filled anonymous memory, returned to the system at destruction.
+// Zero-filled, page-aligned anonymous memory, returned to the system at destruction.
 class Reservation {
  public:
+  // `what` names the purpose in the error ("KV blocks"). The mapping counts against the system's
+  // commit limit (no MAP_NORESERVE), so a size the machine cannot back is refused here and not by
+  // a kill in the middle of a request. 0 bytes is a valid, empty reservation.
   static Expected<Reservation> Make(int64_t bytes, std::string_view what);
   Reservation(Reservation&&) noexcept;
   Reservation& operator=(Reservation&&) noexcept;

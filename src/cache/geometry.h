@@ -61,16 +61,25 @@ struct Geometry {
   int64_t block_bytes = 0;  // slab
   int64_t slot_bytes = 0;
 
+  int64_t max_positions = 0;  // the model's max_position_embeddings
+
   const KindGeometry& of(CacheKind kind) const { return kinds[static_cast<int>(kind)]; }
   int64_t blocks_for(int64_t tokens) const {
     return (tokens + options.block_tokens - 1) / options.block_tokens;
   }
+  // Bytes of the complete compressed rows of one sequence of `tokens` tokens, without page padding
+  // (the published "KV size of a context", kv-cache.md 4).
+  int64_t row_bytes(int64_t tokens) const;
+  // Bytes of one sequence's windows of 128 rows, without the ring's draft rows.
+  int64_t window_bytes() const;
 };
 
-// Refuses block sizes that are no positive multiple of 128 (the error lists legal ones).
+// Refuses block sizes that are no positive multiple of 128 (the error lists legal ones) and draft
+// depths outside [0, 128].
 Expected<Geometry> MakeGeometry(const ModelConfig& config, const CacheOptions& options);
 
-// Views of every layer into the two pools' memory.
+// Views of every layer into the two pools' memory: `blocks` is block 0 of BlockPool, `slots` slot 0
+// of SlotPool. Both must be 64-byte aligned. State strides count floats.
 KvView MakeKvView(const Geometry& geometry, int num_layers, std::byte* blocks, std::byte* slots);
 
 }  // namespace fathom

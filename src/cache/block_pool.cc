@@ -1,0 +1,97 @@
+#include "cache/block_pool.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace fathom {
+namespace {
+
+// Transparent huge pages are worth asking for from here on: attention gathers rows from all over
+// the reservation, and 4 KiB pages would miss the TLB on most of them.
+constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+
+// 0 on top of the stack, so that a fresh pool hands out 0, 1, 2, ...
+std::vector<int32_t> FullFreeList(int32_t count) {
+  FATHOM_CHECK(count >= 0);
+  std::vector<int32_t> free(static_cast<size_t>(count));
+  for (int32_t i = 0; i < count; ++i) free[static_cast<size_t>(i)] = count - 1 - i;
+  return free;
+}
+
+}  // namespace
+
+Expected<Reservation> Reservation::Make(int64_t bytes, std::string_view what) {
+  if (bytes < 0) {
+    return Fail(Code::kInvalidArgument, "{}: cannot reserve {} bytes", what, bytes);
+  }
+  if (bytes == 0) return Reservation(nullptr, 0);
+  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    return Fail(Code::kResourceExhausted, "{}: cannot reserve {} bytes ({:.2f} GiB): {}", what,
+                bytes, static_cast<double>(bytes) / (1 << 30), std::strerror(errno));
+  }
+  if (bytes >= kHugePageBytes) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  return Reservation(static_cast<std::byte*>(data), bytes);
+}
+
+Reservation::Reservation(Reservation&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Reservation& Reservation::operator=(Reservation&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Reservation::~Reservation() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
+}
+
+BlockPool::BlockPool(std::byte* base, int64_t unit_bytes, int32_t count)
+    : base_(base), unit_bytes_(unit_bytes), references_(count, 0), free_(FullFreeList(count)) {}
+
+std::optional<BlockId> BlockPool::Allocate() {
+  if (free_.empty()) return std::nullopt;
+  const int32_t unit = free_.back();
+  free_.pop_back();
+  references_[static_cast<size_t>(unit)] = 1;
+  return BlockId{unit};
+}
+
+void BlockPool::Retain(BlockId block) {
+  FATHOM_CHECK(block.value >= 0 && block.value < capacity());
+  int32_t& references = references_[static_cast<size_t>(block.value)];
+  FATHOM_CHECK(references > 0);
+  ++references;
+}
+
+void BlockPool::Release(BlockId block) {
+  FATHOM_CHECK(block.value >= 0 && block.value < capacity());
+  int32_t& references = references_[static_cast<size_t>(block.value)];
+  FATHOM_CHECK(references > 0);
+  if (--references == 0) free_.push_back(block.value);
+}
+
+SlotPool::SlotPool(std::byte* base, int64_t unit_bytes, int32_t count)
+    : base_(base), unit_bytes_(unit_bytes), in_use_(count, false), free_(FullFreeList(count)) {}
+
+std::optional<SlotId> SlotPool::Allocate() {
+  if (free_.empty()) return std::nullopt;
+  const int32_t unit = free_.back();
+  free_.pop_back();
+  in_use_[static_cast<size_t>(unit)] = true;
+  return SlotId{unit};
+}
+
+void SlotPool::Release(SlotId slot) {
+  FATHOM_CHECK(slot.value >= 0 && slot.value < capacity());
+  FATHOM_CHECK(in_use_[static_cast<size_t>(slot.value)]);
+  in_use_[static_cast<size_t>(slot.value)] = false;
+  free_.push_back(slot.value);
+}
+
+}  // namespace fathom
