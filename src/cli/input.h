@@ -1,0 +1,14 @@
+// Reading what a command is given: standard input and files.
+#pragma once
+
+#include <string>
+
+#include "core/status.h"
+
+namespace fathom {
+
+Expected<std::string> ReadStandardInput();  // to its end
+
+Expected<std::string> ReadTextFile(const std::string& path);
+
+}  // namespace fathom

@@ -1,0 +1,27 @@
+// The flags of every command that runs a model (serve, chat, complete), in vLLM's spelling.
+#pragma once
+
+#include <string>
+
+#include "cli/command.h"
+#include "cli/runtime.h"
+
+namespace fathom {
+
+// Choices arrive as text; Finish turns them into RuntimeOptions.
+struct ModelFlags {
+  RuntimeOptions options;
+  std::string load_format = "auto";
+  std::string numerics = "product";
+  std::string device = "auto";
+  std::string log_level = "warning";
+  bool fp4_indexer_cache = false;
+  int64_t seed = 0;
+};
+
+void AddModelFlags(Command& command, ModelFlags& flags);
+
+// Sets up logging and returns the options; refuses combinations that contradict each other.
+Expected<RuntimeOptions> FinishModelFlags(const Command& command, const ModelFlags& flags);
+
+}  // namespace fathom
