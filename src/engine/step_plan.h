@@ -2,6 +2,7 @@
 // can run. Building one touches no device. Decoding sequences come first, then prefill chunks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -29,15 +30,17 @@ struct StepPlan {
             position.data(), sequence.data(),    query_start.data(),
             slot.data(),     block_table.data(), max_blocks};
   }
-  void Clear();
+  void Clear();  // keeps the memory: a warm plan allocates nothing
   // Starts a sequence; its tokens follow through AddToken.
   void AddSequence(RequestId request, SlotId slot, const std::vector<BlockId>& blocks);
   void AddToken(TokenId token, int64_t position, bool wants_logits);
-  // Lays the block tables out to one width; call once when all sequences are in.
+  // Lays the block tables out to one width; call once when all sequences are in. view() is valid
+  // from here on.
   void Finish();
 
  private:
-  std::vector<std::vector<BlockId>> tables_;
+  std::vector<BlockId> tables_;     // the sequences' tables, one after another
+  std::vector<size_t> table_ends_;  // [S]
 };
 
 }  // namespace fathom
