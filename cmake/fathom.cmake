@@ -7,7 +7,9 @@
 # copy of an inline function, and it must not be the AVX-512 one.
 set(FATHOM_AVX2_FLAGS -mavx2 -mfma -mf16c -mbmi2 -O3)
 set(FATHOM_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vnni
-    -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -O3)
+    -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -O3
+    # g++ 12 warns about its own AVX-512 header (GCC bug 105593).
+    -Wno-uninitialized -Wno-maybe-uninitialized)
 
 function(fathom_library name)
   cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})

@@ -25,7 +25,7 @@ struct HyperConnectionSite {
 };
 
 struct HyperConnectionArgs {
-  MatrixView x;  // [T, 4*D] in/out
+  MatrixView x;    // [T, 4*D] in/out
   MatrixView o{};  // [T, D] or empty
   const HyperConnectionSite* site = nullptr;
   float* post = nullptr;        // [T, 4]

@@ -35,6 +35,10 @@ void RoundFp8IndexRow(float* x);
 // data, scale: PagedRows::data / ::scale of the row.
 void EncodeRow(RowFormat format, int channels, const float* x, std::byte* data, std::byte* scale);
 
+// The same bytes, with the CPU's vector instructions for kFp8Main and kBf16.
+void EncodeRowCpu(RowFormat format, int channels, const float* x, std::byte* data,
+                  std::byte* scale);
+
 // The stored row as float32. DecodeRow(EncodeRow(x)) equals the rounding named above.
 void DecodeRow(RowFormat format, int channels, const std::byte* data, const std::byte* scale,
                float* x);
