@@ -30,8 +30,8 @@ __attribute__((target("avx2,fma"))) double PeakAvx2(float* sink) {
   for (auto& a : acc) a = _mm256_set1_ps(sink[0]);
   const __m256 x = _mm256_set1_ps(sink[1]);
   for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 16
     for (auto& a : acc) a = _mm256_fmadd_ps(a, x, x);
-    asm volatile("" ::: "memory");
   }
   for (auto& a : acc) _mm256_storeu_ps(sink, _mm256_add_ps(a, _mm256_loadu_ps(sink)));
   return 2.0 * 8 * 12 * kPeakSteps;
@@ -42,8 +42,8 @@ __attribute__((target("avx512f"))) double PeakAvx512(float* sink) {
   for (auto& a : acc) a = _mm512_set1_ps(sink[0]);
   const __m512 x = _mm512_set1_ps(sink[1]);
   for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 16
     for (auto& a : acc) a = _mm512_fmadd_ps(a, x, x);
-    asm volatile("" ::: "memory");
   }
   for (auto& a : acc) _mm512_storeu_ps(sink, _mm512_add_ps(a, _mm512_loadu_ps(sink)));
   return 2.0 * 16 * 16 * kPeakSteps;
@@ -54,8 +54,8 @@ __attribute__((target("avx512f,avx512bf16"))) double PeakBf16(float* sink) {
   for (auto& a : acc) a = _mm512_set1_ps(sink[0]);
   const __m512bh x = (__m512bh)_mm512_set1_ps(sink[1]);
   for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 16
     for (auto& a : acc) a = _mm512_dpbf16_ps(a, x, x);
-    asm volatile("" ::: "memory");
   }
   for (auto& a : acc) _mm512_storeu_ps(sink, _mm512_add_ps(a, _mm512_loadu_ps(sink)));
   return 2.0 * 32 * 16 * kPeakSteps;
@@ -67,7 +67,6 @@ double PeakScalar(float* sink) {
   const float x = sink[1];
   for (int i = 0; i < kPeakSteps; ++i) {
     for (auto& a : acc) a = a * x + x;
-    asm volatile("" ::: "memory");
   }
   for (auto& a : acc) sink[0] += a;
   return 2.0 * 16 * kPeakSteps;
