@@ -201,9 +201,7 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
                                     runtime->weights.total_bytes, machine));
   runtime->engine_options = planned;
   runtime->threads = std::make_unique<ThreadPool>(options.threads);
-  if (options.numerics == ops::Numerics::kProduct) {
-    PackForCpu(runtime->weights, *runtime->threads);
-  }
+  PackForCpu(runtime->weights, *runtime->threads);
 
   ForwardOptions forward;
   forward.numerics = options.numerics;
