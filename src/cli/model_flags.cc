@@ -4,11 +4,16 @@
 
 namespace fathom {
 
-void AddModelFlags(Command& command, ModelFlags& flags) {
+void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument) {
   RuntimeOptions& options = flags.options;
   constexpr int64_t kManyTokens = int64_t{1} << 32;
-  command.Positional("model", options.model,
-                     "directory or org/name in the Hugging Face cache; left out: the demo model");
+  constexpr char kModel[] =
+      "directory or org/name in the Hugging Face cache; left out: the demo model";
+  if (argument == ModelArgument::kPositional) {
+    command.Positional("model", options.model, kModel);
+  } else {
+    command.Text("--model", options.model, "MODEL", kModel);
+  }
   command.Text("--tokenizer", options.tokenizer, "PATH",
                "directory or tokenizer.json, instead of the model's own");
   command.Count("--max-model-len", options.max_model_len, 0, kManyTokens,

@@ -19,7 +19,11 @@ struct ModelFlags {
   int64_t seed = 0;
 };
 
-void AddModelFlags(Command& command, ModelFlags& flags);
+// MODEL as an argument of its own, or as --model where the argument is something else.
+enum class ModelArgument { kPositional, kFlag };
+
+// max_num_seqs of `flags.options` is the default to show: commands with one user want 1.
+void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument);
 
 // Sets up logging and returns the options; refuses combinations that contradict each other.
 Expected<RuntimeOptions> FinishModelFlags(const Command& command, const ModelFlags& flags);
