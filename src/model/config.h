@@ -52,6 +52,8 @@ struct ModelConfig {
   int num_mtp_layers = 0;     // num_nextn_predict_layers; the tensors decide how many stages exist
   int dspark_block_size = 0;  // > 0: the checkpoint carries a DSpark drafter
   int dspark_markov_rank = 0;
+  std::vector<int> dspark_target_layers;  // main layers the drafter taps; its main_proj joins them
+  TokenId dspark_noise_token = 0;
   TokenId bos_token = 0;
   TokenId eos_token = 1;
   ExpertFormat expert_format = ExpertFormat::kUnknown;
@@ -62,11 +64,14 @@ struct ModelConfig {
   }
   bool hash_routed(int layer) const { return layer < num_hash_layers; }
   int count(LayerKind kind) const;  // among the main layers
+  bool dspark() const { return dspark_block_size > 0; }
 };
 
+// Refuses with kInvalidArgument; Error::param is the key at fault ("rope_scaling.factor").
 // `origin` names the text in errors (usually the path of config.json).
 Expected<ModelConfig> ParseModelConfig(std::string_view json, std::string_view origin);
 
+// Reads DIRECTORY/config.json. kNotFound when it is not there.
 Expected<ModelConfig> LoadModelConfig(const std::string& directory);
 
 }  // namespace fathom

@@ -16,9 +16,14 @@
 
 namespace fathom {
 
+// Movable, not copyable: `site` points into the three vectors.
 struct HyperConnectionWeights {
+  HyperConnectionWeights() = default;
+  HyperConnectionWeights(HyperConnectionWeights&&) = default;
+  HyperConnectionWeights& operator=(HyperConnectionWeights&&) = default;
+
   std::vector<float> fn, base, scale;
-  ops::HyperConnectionSite site;  // points into the three vectors
+  ops::HyperConnectionSite site;
 };
 
 // One compressor: wkv and wgate [coff*e, D] bf16, ape [m, coff*e], norm [e].
@@ -57,6 +62,7 @@ struct Weights {
   std::vector<ops::LinearWeight*> Matrices();
 };
 
+// kDummy: config.json's shapes with generated values; the directory needs no weights.
 enum class LoadFormat { kAuto, kDummy };
 
 struct LoadOptions {
@@ -69,6 +75,9 @@ struct LoadOptions {
 // names. Every tensor is accounted for: missing, extra, misshapen, mistyped, truncated or
 // overlapping ones are refused by name. Drafter tensors (mtp.*) are checked and left unbound.
 // config.expert_format is set from the tensors when the file left it open.
+// Nothing is read twice: headers, then each float tensor once for the finite check (packed FP4 has
+// no NaN and is not touched).
+// kNotFound: no weights in the directory; kDataLoss: whatever else is wrong with them.
 Expected<Weights> LoadWeights(const std::string& directory, ModelConfig& config,
                               const LoadOptions& options);
 
