@@ -19,11 +19,10 @@
 
 #include "core/matrix.h"
 #include "core/thread_pool.h"
+#include "ops/linear/weight_format.h"
 #include "ops/numerics.h"
 
 namespace fathom::ops {
-
-enum class WeightFormat : uint8_t { kF32, kBF16, kFp8Block128, kFp4Block32 };
 
 // A backend's private, re-ordered form of a weight, still at stored precision.
 struct PackedWeight {
