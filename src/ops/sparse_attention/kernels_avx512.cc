@@ -1,0 +1,108 @@
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "ops/sparse_attention/kernels.h"
+#include "ops/vec16.h"
+
+namespace fathom::ops {
+namespace {
+
+// 4 x 4 score accumulators and 4 x 4 value accumulators: 16 of 32 registers, two multiply-adds a
+// cycle hidden behind a latency of four.
+constexpr int kScoreHeads = 4;
+constexpr int kScoreRows = 4;
+constexpr int kValueHeads = 4;
+constexpr int kValuePairs = 2;
+
+inline void LoadBf16Pairs(const uint16_t* p, V16* even, V16* odd) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  even->v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  odd->v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
+}
+
+inline void LoadDeinterleaved(const float* p, V16* even, V16* odd) {
+  const __m512i index =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512 a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + 16);
+  even->v = _mm512_permutex2var_ps(a, index, b);
+  odd->v = _mm512_permutex2var_ps(a, _mm512_add_epi32(index, _mm512_set1_epi32(1)), b);
+}
+
+inline void StoreInterleaved(float* p, V16 even, V16 odd) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  _mm512_storeu_ps(p, _mm512_permutex2var_ps(even.v, low, odd.v));
+  _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(even.v, high, odd.v));
+}
+
+// The lane sums of four vectors down to four lanes each: lanes i and i+8, then i and i+4.
+inline __m512 FourOfEach(V16 a, V16 b, V16 c, V16 d) {
+  const __m512 ab =
+      _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xee));
+  const __m512 cd =
+      _mm512_add_ps(_mm512_shuffle_f32x4(c.v, d.v, 0x44), _mm512_shuffle_f32x4(c.v, d.v, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+
+inline __m512 TwoOfEach(__m512 a, __m512 b) {
+  const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                       _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+
+// ReduceAdd of all sixteen accumulators at once, by the same tree; 128-bit lane h holds the four
+// rows of head h.
+inline void StoreScores(const V16 (&acc)[kScoreHeads][kScoreRows], float* p) {
+  __m512 four[kScoreRows];
+  for (int r = 0; r < kScoreRows; ++r) {
+    four[r] = FourOfEach(acc[0][r], acc[1][r], acc[2][r], acc[3][r]);
+  }
+  const __m512 x = TwoOfEach(four[0], four[1]), y = TwoOfEach(four[2], four[3]);
+  const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xdd));
+  _mm_storeu_ps(p, _mm512_castps512_ps128(sums));
+  _mm_storeu_ps(p + 512, _mm512_extractf32x4_ps(sums, 1));
+  _mm_storeu_ps(p + 1024, _mm512_extractf32x4_ps(sums, 2));
+  _mm_storeu_ps(p + 1536, _mm512_extractf32x4_ps(sums, 3));
+}
+
+// 64 e4m3 bytes times 2^(scale-127) as bf16 bits.
+void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out);
+
+}  // namespace
+}  // namespace fathom::ops
+
+#include "ops/sparse_attention/kernels.inc"
+
+namespace fathom::ops {
+namespace {
+
+void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
+  const __m512i subnormal =
+      _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kSubnormal)));
+  // Exponents: e4m3 has bias 7, bf16 127, the scale adds scale - 127.
+  const __m512i table =
+      _mm512_mask_add_epi16(subnormal, _mm512_test_epi16_mask(subnormal, subnormal), subnormal,
+                            _mm512_set1_epi16(static_cast<int16_t>((scale - 127) * 128)));
+  const __m512i bias = _mm512_set1_epi16(static_cast<int16_t>((scale - 7) * 128));
+  for (int i = 0; i < 64; i += 32) {
+    const __m512i byte =
+        _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + i)));
+    const __m512i magnitude = _mm512_and_si512(byte, _mm512_set1_epi16(0x7f));
+    const __m512i sign = _mm512_slli_epi16(_mm512_andnot_si512(_mm512_set1_epi16(0x7f), byte), 8);
+    __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), bias);
+    bits = _mm512_mask_permutexvar_epi16(
+        bits, _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, table);
+    bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f)),
+                                 _mm512_set1_epi16(0x7fc0));
+    _mm512_storeu_si512(out + i, _mm512_or_si512(bits, sign));
+  }
+}
+
+}  // namespace
+
+const AttentionKernels kAttentionAvx512 = {
+    Segment<float>, Segment<uint16_t>, Merge, PackQuery, Finish, ExpandFp8,
+};
+
+}  // namespace fathom::ops
