@@ -48,14 +48,15 @@ class OutputQueue {
 struct Request {
   std::vector<TokenId> prompt;  // at least one token
   ops::SamplingParams sampling;
-  int64_t max_tokens = 0;  // 0: up to the context limit
+  bool random_seed = false;  // the engine draws sampling.seed
+  int64_t max_tokens = 0;    // 0: up to the context limit
   int64_t min_tokens = 0;
-  bool ignore_eos = false;
+  bool ignore_eos = false;           // the end token is delivered like any other (vLLM's rule)
   std::vector<TokenId> stop_tokens;  // besides the model's own end token
   int logprobs = -1;                 // -1 none; n: the sampled token and the n most likely
-  int prompt_logprobs = -1;
-  int priority = 0;       // lower runs first (vLLM's rule)
-  bool progress = false;  // deliver Outputs without tokens while prefilling
+  int prompt_logprobs = -1;          // as logprobs, of the prompt's tokens from the second on
+  int priority = 0;                  // lower runs first (vLLM's rule)
+  bool progress = false;             // deliver Outputs without tokens while prefilling
   std::shared_ptr<OutputQueue> queue;
 };
 

@@ -1,0 +1,400 @@
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "core/log.h"
+#include "engine/scheduler.h"
+#include "engine/validate.h"
+
+namespace fathom {
+namespace {
+
+double Seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+// Outputs of one step, grouped by queue in the order they arise.
+class Mail {
+ public:
+  void Add(const std::shared_ptr<OutputQueue>& queue, Output output) {
+    if (queue == nullptr) return;
+    const auto at = std::find_if(letters_.begin(), letters_.end(),
+                                 [&](const auto& letter) { return letter.first == queue; });
+    if (at != letters_.end()) at->second.push_back(std::move(output));
+    else letters_.emplace_back(queue, std::vector<Output>()).second.push_back(std::move(output));
+  }
+  void Deliver() {
+    for (auto& [queue, outputs] : letters_) queue->Deliver(std::move(outputs));
+    letters_.clear();
+  }
+
+ private:
+  // One entry per io thread: a handful, so a search beats a map.
+  std::vector<std::pair<std::shared_ptr<OutputQueue>, std::vector<Output>>> letters_;
+};
+
+}  // namespace
+
+struct Engine::Impl {
+  // Set up by Start, then read only.
+  EngineOptions options;
+  Geometry geometry;
+  Reservation block_memory, slot_memory;
+  BlockPool blocks;
+  SlotPool slots;
+  std::unique_ptr<Executor> executor;
+  int64_t vocab_size = 0;
+
+  // The engine thread's own.
+  std::unique_ptr<Scheduler> scheduler;
+  std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences;
+  StepPlan plan;
+  Mail mail;
+  int64_t ended = 0;   // sequences whose last output is in `mail`
+  EngineStats totals;  // copied to `published` at the end of a step
+
+  // Shared, under `mutex`. Never held while a step runs or outputs are delivered.
+  mutable std::mutex mutex;
+  std::condition_variable wake;  // arrivals, cancellations, stop
+  std::condition_variable idle;  // live became 0
+  std::deque<std::unique_ptr<Sequence>> arrivals;
+  std::vector<RequestId> cancelled;
+  bool draining = false;
+  bool stopping = false;
+  uint64_t next_id = 1;
+  int64_t live = 0;                  // submitted and not yet told how they ended
+  EngineStats published;             // as of the last step; `waiting` without arrivals
+  Clock::time_point oldest_waiting;  // with published.waiting > 0
+  Clock::time_point last_activity;   // end of the last step, or when work appeared
+  std::mt19937_64 seeds{std::random_device{}()};
+
+  std::thread thread;
+
+  Impl(const EngineOptions& o, const Geometry& g, Reservation block_bytes, Reservation slot_bytes)
+      : options(o),
+        geometry(g),
+        block_memory(std::move(block_bytes)),
+        slot_memory(std::move(slot_bytes)),
+        blocks(block_memory.data(), g.block_bytes, o.num_blocks),
+        slots(slot_memory.data(), g.slot_bytes, o.max_num_seqs) {}
+
+  void Run();
+  bool Take();
+  void CancelAll();
+  void Step();
+  void FinishChunk(const Chunk& chunk, std::span<float> logits);
+  void SampleNext(Sequence& sequence, std::span<float> logits, Output& output);
+  Output NewOutput(const Sequence& sequence) const;
+  void End(Sequence& sequence, Output output);
+  void Publish(std::optional<Clock::duration> step);
+};
+
+// --- any thread ---
+
+Expected<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& asked,
+                                                const Geometry& geometry,
+                                                const ExecutorFactory& make_executor) {
+  FATHOM_ASSIGN(const EngineOptions options, CompleteOptions(asked, geometry));
+  FATHOM_ASSIGN(Reservation block_memory,
+                Reservation::Make(options.num_blocks * geometry.block_bytes,
+                                  fmt::format("{} KV blocks", options.num_blocks)));
+  FATHOM_ASSIGN(Reservation slot_memory,
+                Reservation::Make(options.max_num_seqs * geometry.slot_bytes,
+                                  fmt::format("{} sequence slots", options.max_num_seqs)));
+  auto impl =
+      std::make_unique<Impl>(options, geometry, std::move(block_memory), std::move(slot_memory));
+  FATHOM_ASSIGN(impl->executor, make_executor(impl->blocks, impl->slots));
+  impl->vocab_size = impl->executor->vocab_size();
+  if (options.eos_token < 0 || options.eos_token >= impl->vocab_size) {
+    return FailParam(Code::kInvalidArgument, "eos_token",
+                     "end token {} is outside the vocabulary of {}", options.eos_token,
+                     impl->vocab_size);
+  }
+  const ExecutorLimits limits = impl->executor->limits();
+  impl->options.max_num_batched_tokens =
+      std::min(options.max_num_batched_tokens, limits.max_step_tokens);
+  impl->scheduler = std::make_unique<Scheduler>(
+      SchedulerOptions{.max_step_tokens = impl->options.max_num_batched_tokens,
+                       .max_logit_rows = limits.max_logit_rows,
+                       .max_prefill_with_decode = options.max_prefill_with_decode,
+                       .block_tokens = geometry.options.block_tokens},
+      impl->blocks, impl->slots);
+  impl->Publish(std::nullopt);
+  impl->thread = std::thread([raw = impl.get()] { raw->Run(); });
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+  }
+  impl_->wake.notify_one();
+  impl_->thread.join();
+}
+
+Expected<RequestId> Engine::Submit(Request request) {
+  Impl& impl = *impl_;
+  FATHOM_ASSIGN(const int64_t limit,
+                CheckRequest(request, impl.options, impl.geometry, impl.vocab_size));
+  const Clock::time_point now = Clock::now();
+  RequestId id;
+  {
+    const std::lock_guard lock(impl.mutex);
+    if (impl.draining || impl.stopping) {
+      return Fail(Code::kUnavailable, "the server is draining and takes no new requests");
+    }
+    const auto waiting = impl.published.waiting + static_cast<int64_t>(impl.arrivals.size());
+    if (waiting >= impl.options.max_waiting) {
+      return Fail(Code::kResourceExhausted,
+                  "{} requests are waiting and the queue holds {}; try again later", waiting,
+                  impl.options.max_waiting);
+    }
+    if (request.random_seed) request.sampling.seed = impl.seeds();
+    id = RequestId{impl.next_id++};
+    impl.arrivals.push_back(std::make_unique<Sequence>(id, std::move(request), limit, now));
+    if (impl.live++ == 0) impl.last_activity = now;
+  }
+  impl.wake.notify_one();
+  return id;
+}
+
+void Engine::Cancel(RequestId id) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->cancelled.push_back(id);
+  }
+  impl_->wake.notify_one();
+}
+
+void Engine::BeginDrain() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->draining = true;
+}
+
+bool Engine::WaitIdle(std::chrono::milliseconds limit) {
+  std::unique_lock lock(impl_->mutex);
+  return impl_->idle.wait_for(lock, limit, [&] { return impl_->live == 0; });
+}
+
+EngineStats Engine::stats() const {
+  const Clock::time_point now = Clock::now();
+  const std::lock_guard lock(impl_->mutex);
+  EngineStats stats = impl_->published;
+  Clock::time_point oldest = stats.waiting > 0 ? impl_->oldest_waiting : now;
+  if (!impl_->arrivals.empty()) oldest = std::min(oldest, impl_->arrivals.front()->arrival);
+  stats.waiting += static_cast<int>(impl_->arrivals.size());
+  stats.oldest_waiting_seconds = std::max(0.0, Seconds(now - oldest));
+  if (impl_->live > 0) {
+    stats.seconds_since_step = std::max(0.0, Seconds(now - impl_->last_activity));
+  }
+  return stats;
+}
+
+const EngineOptions& Engine::options() const {
+  return impl_->options;
+}
+const Geometry& Engine::geometry() const {
+  return impl_->geometry;
+}
+
+// --- the engine thread ---
+
+void Engine::Impl::Run() {
+  while (Take()) {
+    if (scheduler->Plan(plan)) {
+      const Clock::time_point begin = Clock::now();
+      Step();
+      Publish(Clock::now() - begin);
+    } else {
+      FATHOM_CHECK(sequences.empty());  // else the loop would spin
+      Publish(std::nullopt);
+    }
+    mail.Deliver();
+    const std::lock_guard lock(mutex);
+    live -= std::exchange(ended, 0);
+    if (live == 0) idle.notify_all();
+  }
+  CancelAll();
+}
+
+// Waits for something to do, then takes arrivals and cancellations. False to stop.
+bool Engine::Impl::Take() {
+  std::unique_lock lock(mutex);
+  wake.wait(lock, [&] {
+    return stopping || !sequences.empty() || !arrivals.empty() || !cancelled.empty();
+  });
+  if (stopping) return false;
+  published.waiting += static_cast<int>(arrivals.size());
+  if (!arrivals.empty() && published.waiting == static_cast<int>(arrivals.size())) {
+    oldest_waiting = arrivals.front()->arrival;
+  }
+  std::deque<std::unique_ptr<Sequence>> arrived = std::exchange(arrivals, {});
+  const std::vector<RequestId> leaving = std::exchange(cancelled, {});
+  lock.unlock();
+
+  for (auto& sequence : arrived) {
+    scheduler->Add(sequence.get());
+    const RequestId id = sequence->id;
+    sequences.emplace(id, std::move(sequence));
+  }
+  for (const RequestId id : leaving) {
+    const auto at = sequences.find(id);
+    if (at == sequences.end()) continue;
+    Output output = NewOutput(*at->second);
+    output.finish = FinishReason::kCancelled;
+    End(*at->second, std::move(output));
+  }
+  return true;
+}
+
+void Engine::Impl::CancelAll() {
+  {
+    const std::lock_guard lock(mutex);
+    for (auto& sequence : arrivals) {
+      scheduler->Add(sequence.get());
+      const RequestId id = sequence->id;
+      sequences.emplace(id, std::move(sequence));
+    }
+    arrivals.clear();
+  }
+  while (!sequences.empty()) {
+    Sequence& sequence = *sequences.begin()->second;
+    Output output = NewOutput(sequence);
+    output.finish = FinishReason::kCancelled;
+    End(sequence, std::move(output));
+  }
+  Publish(std::nullopt);
+  mail.Deliver();
+}
+
+void Engine::Impl::Step() {
+  // Determinism does not depend on it (ops read nothing stale), debugging and tests do.
+  for (const Sequence* sequence : scheduler->admitted()) {
+    std::memset(slots.address(*sequence->slot), 0, static_cast<size_t>(slots.unit_bytes()));
+  }
+  const Expected<std::span<float>> logits = executor->Execute(plan);
+  if (logits) {
+    for (const Chunk& chunk : scheduler->chunks()) FinishChunk(chunk, *logits);
+    return;
+  }
+  Log().error("step of {} tokens failed: {}", plan.num_tokens(), logits.error().message);
+  for (const Chunk& chunk : scheduler->chunks()) {
+    Output output = NewOutput(*chunk.sequence);
+    output.finish = FinishReason::kError;
+    output.error = logits.error();
+    End(*chunk.sequence, std::move(output));
+  }
+}
+
+void Engine::Impl::FinishChunk(const Chunk& chunk, std::span<float> logits) {
+  Sequence& sequence = *chunk.sequence;
+  sequence.computed = chunk.begin + chunk.count;
+  const int64_t prefilled = std::min(sequence.computed, sequence.prompt_tokens);
+  const bool progressed = prefilled > sequence.furthest_prefill;
+  if (progressed) {
+    totals.prompt_tokens += static_cast<uint64_t>(prefilled - sequence.furthest_prefill);
+    sequence.furthest_prefill = prefilled;
+  }
+
+  Output output = NewOutput(sequence);
+  const auto vocab = static_cast<size_t>(vocab_size);
+  for (int64_t row = chunk.first_row; row < chunk.first_row + chunk.rows; ++row) {
+    const std::span<float> values = logits.subspan(static_cast<size_t>(row) * vocab, vocab);
+    const int64_t position = plan.position[plan.logit_rows[row]];
+    if (sequence.wants_prompt_logprob(position)) {
+      output.prompt_logprobs.push_back(
+          ops::Logprobs(values, sequence.tokens[position + 1], sequence.request.prompt_logprobs));
+      ++sequence.prompt_logprobs_done;
+    } else {
+      SampleNext(sequence, values, output);
+    }
+  }
+
+  if (output.finish) {
+    End(sequence, std::move(output));
+  } else if (!output.tokens.empty() || !output.prompt_logprobs.empty() ||
+             (progressed && sequence.request.progress)) {
+    mail.Add(sequence.request.queue, std::move(output));
+  }
+}
+
+// Samples the next token and decides whether the sequence goes on.
+void Engine::Impl::SampleNext(Sequence& sequence, std::span<float> logits, Output& output) {
+  const Request& request = sequence.request;
+  Sampler::Result next = sequence.sampler.Sample(request, sequence.tokens, sequence.prompt_tokens,
+                                                 options.eos_token, logits);
+  ++totals.generation_tokens;
+  const bool ends = (!request.ignore_eos && next.token == options.eos_token) ||
+                    std::find(request.stop_tokens.begin(), request.stop_tokens.end(), next.token) !=
+                        request.stop_tokens.end();
+  if (ends) {
+    output.finish = FinishReason::kStop;
+    output.stop_token = next.token;
+    return;
+  }
+  sequence.tokens.push_back(next.token);
+  output.tokens.push_back(next.token);
+  if (request.logprobs >= 0) output.logprobs.push_back(std::move(next.logprobs));
+  if (sequence.length() >= sequence.limit) output.finish = FinishReason::kLength;
+}
+
+Output Engine::Impl::NewOutput(const Sequence& sequence) const {
+  Output output;
+  output.id = sequence.id;
+  output.prefilled = sequence.furthest_prefill;
+  output.prompt_tokens = sequence.prompt_tokens;
+  return output;
+}
+
+// Sends the last output and forgets the sequence.
+void Engine::Impl::End(Sequence& sequence, Output output) {
+  switch (*output.finish) {
+    case FinishReason::kStop: ++totals.finished_stop; break;
+    case FinishReason::kLength: ++totals.finished_length; break;
+    case FinishReason::kCancelled: ++totals.finished_cancelled; break;
+    case FinishReason::kError: ++totals.finished_error; break;
+  }
+  ++ended;
+  mail.Add(sequence.request.queue, std::move(output));
+  scheduler->Remove(&sequence);
+  sequences.erase(sequence.id);
+}
+
+// Makes the counters visible to stats() in one piece.
+void Engine::Impl::Publish(std::optional<Clock::duration> step) {
+  const Clock::time_point now = Clock::now();
+  totals.running = static_cast<int>(scheduler->running().size());
+  totals.waiting = static_cast<int>(scheduler->waiting().size());
+  totals.blocks_total = blocks.capacity();
+  totals.blocks_used = blocks.used_count();
+  totals.slots_total = slots.capacity();
+  totals.slots_used = slots.used_count();
+  totals.preemptions = scheduler->preemptions();
+  if (step) {
+    ++totals.steps;
+    totals.last_step_seconds = Seconds(*step);
+  }
+  Clock::time_point oldest = now;
+  for (const Sequence* sequence : scheduler->waiting())
+    oldest = std::min(oldest, sequence->arrival);
+  const std::lock_guard lock(mutex);
+  published = totals;
+  oldest_waiting = oldest;
+  if (step) last_activity = now;
+}
+
+}  // namespace fathom

@@ -1,0 +1,214 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+#include "core/status.h"
+
+namespace fathom {
+namespace {
+
+// Decode leaves at least this part of a step to a waiting prefill.
+constexpr int kPrefillShare = 8;
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& blocks, SlotPool& slots)
+    : options_(options), blocks_(blocks), slots_(slots) {
+  FATHOM_CHECK(options.max_step_tokens > 0 && options.max_logit_rows > 0);
+  FATHOM_CHECK(options.max_prefill_with_decode > 0 && options.block_tokens > 0);
+}
+
+int64_t Scheduler::BlocksFor(int64_t tokens) const {
+  return (tokens + options_.block_tokens - 1) / options_.block_tokens;
+}
+
+// Blocks admission counts for a sequence: its known tokens and a block of head room, so that a
+// sequence is not admitted only to be preempted at its next token.
+int64_t Scheduler::Claim(const Sequence& sequence) const {
+  return BlocksFor(std::min(sequence.limit, sequence.length() + options_.block_tokens));
+}
+
+void Scheduler::Add(Sequence* sequence) {
+  FATHOM_CHECK(!sequence->slot && sequence->blocks.empty());
+  FATHOM_CHECK(BlocksFor(sequence->limit) <= blocks_.capacity());
+  waiting_.insert(sequence);
+}
+
+void Scheduler::Remove(Sequence* sequence) {
+  if (waiting_.erase(sequence) > 0) return;
+  const auto at = std::find(running_.begin(), running_.end(), sequence);
+  FATHOM_CHECK(at != running_.end());
+  running_.erase(at);
+  ReleaseUnits(sequence);
+}
+
+void Scheduler::ReleaseUnits(Sequence* sequence) {
+  for (const BlockId block : sequence->blocks) blocks_.Release(block);
+  sequence->blocks.clear();
+  slots_.Release(*sequence->slot);
+  sequence->slot.reset();
+}
+
+void Scheduler::Admit() {
+  if (waiting_.empty() || slots_.free_count() == 0) return;
+  int64_t claimed = 0;
+  for (const Sequence* sequence : running_) claimed += Claim(*sequence);
+  while (!waiting_.empty()) {
+    Sequence* next = *waiting_.begin();
+    const int64_t claim = Claim(*next);
+    if (claimed + claim > blocks_.capacity()) break;
+    const std::optional<SlotId> slot = slots_.Allocate();
+    if (!slot) break;
+    claimed += claim;
+    next->slot = slot;
+    waiting_.erase(waiting_.begin());
+    running_.insert(std::upper_bound(running_.begin(), running_.end(), next, Precedes{}), next);
+    admitted_.push_back(next);
+  }
+}
+
+void Scheduler::Preempt(Sequence* sequence) {
+  ReleaseUnits(sequence);
+  sequence->computed = 0;
+  ++sequence->preemptions;
+  ++preemptions_;
+  std::erase(running_, sequence);
+  std::erase(admitted_, sequence);
+  std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.sequence == sequence; });
+  waiting_.insert(sequence);
+}
+
+// Extends the block table to hold up to `tokens` more tokens, if need be at the expense of those
+// after the sequence in order. Returns how many of them it holds now.
+int64_t Scheduler::Grow(Sequence* sequence, int64_t tokens) {
+  const int64_t needed = BlocksFor(sequence->computed + tokens);
+  while (static_cast<int64_t>(sequence->blocks.size()) < needed) {
+    if (const std::optional<BlockId> block = blocks_.Allocate()) {
+      sequence->blocks.push_back(*block);
+      continue;
+    }
+    const auto victim = std::find_if(running_.rbegin(), running_.rend(), [&](Sequence* other) {
+      return other == sequence || !other->blocks.empty();
+    });
+    if (*victim == sequence) break;
+    Preempt(*victim);
+  }
+  const int64_t room = static_cast<int64_t>(sequence->blocks.size()) * options_.block_tokens;
+  return std::min(tokens, room - sequence->computed);
+}
+
+bool Scheduler::Plan(StepPlan& plan) {
+  ++step_;
+  chunks_.clear();
+  admitted_.clear();
+  Admit();
+  decoding_.clear();
+  prefilling_.clear();
+  for (Sequence* sequence : running_) {
+    (sequence->decoding() ? decoding_ : prefilling_).push_back(sequence);
+  }
+  PlanDecode(decoding_, DecodeBudget(decoding_.size(), !prefilling_.empty()));
+  const auto decoded = static_cast<int64_t>(chunks_.size());
+  Budget rest{options_.max_step_tokens - decoded, options_.max_logit_rows - decoded};
+  if (decoded > 0) {
+    rest.tokens = std::min<int64_t>(rest.tokens, options_.max_prefill_with_decode);
+  }
+  PlanPrefill(prefilling_, rest);
+  // It was the turn of prefill, but it has to wait for memory that decoding sequences hold.
+  if (chunks_.empty()) {
+    PlanDecode(decoding_, {options_.max_step_tokens, options_.max_logit_rows});
+  }
+  Build(plan);
+  return !chunks_.empty();
+}
+
+Scheduler::Budget Scheduler::DecodeBudget(size_t decoding, bool prefill_waits) {
+  const Budget whole{options_.max_step_tokens, options_.max_logit_rows};
+  if (!prefill_waits || decoding == 0) return whole;
+  const int64_t share = std::min(options_.max_prefill_with_decode,
+                                 std::max(1, options_.max_step_tokens / kPrefillShare));
+  const Budget left{whole.tokens - share, whole.rows - 1};
+  if (left.tokens > 0 && left.rows > 0) return left;
+  // A step of one token or one logit row cannot be shared: the two take turns.
+  decode_turn_ = !decode_turn_;
+  return decode_turn_ ? whole : Budget{};
+}
+
+void Scheduler::PlanDecode(std::vector<Sequence*>& decoding, Budget budget) {
+  const auto most = static_cast<size_t>(std::min(budget.tokens, budget.rows));
+  if (decoding.size() > most) {
+    std::sort(decoding.begin(), decoding.end(), [](const Sequence* a, const Sequence* b) {
+      return a->last_step != b->last_step ? a->last_step < b->last_step : Precedes{}(a, b);
+    });
+  }
+  for (Sequence* sequence : decoding) {
+    if (chunks_.size() >= most) break;
+    if (!sequence->slot || Grow(sequence, 1) == 0) continue;  // preempted, or to wait for memory
+    chunks_.push_back({.sequence = sequence, .begin = sequence->computed, .count = 1});
+  }
+}
+
+// Adds at most `budget` to what the sequence already has in this step. Returns what was used.
+Scheduler::Budget Scheduler::Extend(Sequence* sequence, Budget budget) {
+  if (!sequence->slot) return {};  // preempted by one before it
+  auto chunk = FindChunk(sequence);
+  const int64_t planned = chunk == chunks_.end() ? 0 : chunk->count;
+  const int64_t begin = sequence->computed + planned;
+  const int64_t fits =
+      Grow(sequence, planned + std::min(budget.tokens, sequence->length() - begin)) - planned;
+  Budget used;
+  for (; used.tokens < fits; ++used.tokens) {
+    if (!sequence->wants_logits(begin + used.tokens)) continue;
+    if (used.rows == budget.rows) break;
+    ++used.rows;
+  }
+  if (used.tokens == 0) return used;
+  chunk = FindChunk(sequence);  // Grow may have preempted others and moved it
+  if (chunk == chunks_.end()) {
+    chunk = chunks_.insert(chunk, {.sequence = sequence, .begin = begin});
+  }
+  chunk->count += used.tokens;
+  return used;
+}
+
+std::vector<Chunk>::iterator Scheduler::FindChunk(const Sequence* sequence) {
+  return std::find_if(chunks_.begin(), chunks_.end(),
+                      [&](const Chunk& chunk) { return chunk.sequence == sequence; });
+}
+
+void Scheduler::PlanPrefill(std::vector<Sequence*>& prefilling, Budget budget) {
+  std::erase_if(prefilling, [](const Sequence* sequence) { return !sequence->slot; });
+  if (prefilling.empty()) return;
+  const auto extend = [&](Sequence* sequence, Budget share) {
+    const Budget used = Extend(sequence, share);
+    budget.tokens -= used.tokens;
+    budget.rows -= used.rows;
+  };
+  Sequence* first = prefilling.front();
+  extend(first, {(budget.tokens + 1) / 2, (budget.rows + 1) / 2});
+  std::sort(prefilling.begin() + 1, prefilling.end(), [](const Sequence* a, const Sequence* b) {
+    if (a->request.priority != b->request.priority) {
+      return a->request.priority < b->request.priority;
+    }
+    return a->remaining() != b->remaining() ? a->remaining() < b->remaining() : a->id < b->id;
+  });
+  for (auto it = prefilling.begin() + 1; it != prefilling.end(); ++it) extend(*it, budget);
+  extend(first, budget);
+}
+
+void Scheduler::Build(StepPlan& plan) {
+  plan.Clear();
+  for (Chunk& chunk : chunks_) {
+    Sequence& sequence = *chunk.sequence;
+    sequence.last_step = step_;
+    chunk.first_row = static_cast<int64_t>(plan.logit_rows.size());
+    plan.AddSequence(sequence.id, *sequence.slot, sequence.blocks);
+    for (int64_t at = chunk.begin; at < chunk.begin + chunk.count; ++at) {
+      plan.AddToken(sequence.tokens[static_cast<size_t>(at)], at, sequence.wants_logits(at));
+    }
+    chunk.rows = static_cast<int64_t>(plan.logit_rows.size()) - chunk.first_row;
+  }
+  plan.Finish();
+}
+
+}  // namespace fathom
