@@ -1,0 +1,196 @@
+#include "api/generate.h"
+
+#include <ctime>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "api/generation.h"
+#include "api/reply_writer.h"
+#include "api/short_routes.h"
+#include "core/log.h"
+
+namespace fathom {
+
+namespace asio = boost::asio;
+
+namespace {
+
+double Seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+uint64_t RandomSeed() {
+  thread_local std::mt19937_64 random(std::random_device{}() ^
+                                      (uint64_t{std::random_device{}()} << 32));
+  return random();
+}
+
+// The choices of one request in the engine. Destruction cancels what still runs.
+class Branches : public OutputSink {
+ public:
+  Branches(ApiContext& api, std::shared_ptr<Bridge> bridge, Connection& connection,
+           Generation& generation, Clock::time_point arrival)
+      : api_(api),
+        bridge_(std::move(bridge)),
+        connection_(connection),
+        generation_(generation),
+        arrival_(arrival),
+        last_tokens_(generation.choices().size()) {}
+  Branches(const Branches&) = delete;
+
+  ~Branches() override {
+    for (size_t i = 0; i < ids_.size(); ++i) {
+      bridge_->Remove(ids_[i]);
+      const Choice& choice = generation_.choices()[i];
+      const bool given_up = !choice.finished() || choice.finish == "error";
+      if (given_up) api_.model.engine->Cancel(ids_[i]);
+      api_.metrics.CountFinished(choice.finished() ? choice.finish : "abort");
+    }
+    if (!ids_.empty()) {
+      const Usage usage = generation_.usage();
+      api_.metrics.ObserveSizes(usage.prompt, usage.completion);
+      api_.metrics.ObserveEndToEnd(Seconds(Clock::now() - arrival_));
+    }
+  }
+
+  // All choices or none: the first refusal is returned and the destructor takes back the rest.
+  Status Submit() {
+    std::vector<Request> requests = generation_.MakeRequests(RandomSeed());
+    ids_.reserve(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      requests[i].queue = bridge_;
+      FATHOM_ASSIGN(const RequestId id, api_.model.engine->Submit(std::move(requests[i])));
+      ids_.push_back(id);
+      bridge_->Add(id, this, i);
+    }
+    return {};
+  }
+
+  void OnOutput(size_t choice, Output output) override {
+    if (!output.tokens.empty()) {
+      const Clock::time_point now = Clock::now();
+      std::optional<Clock::time_point>& last = last_tokens_[choice];
+      if (last) {
+        api_.metrics.ObserveInterToken(Seconds(now - *last));
+      } else if (!any_tokens_) {
+        any_tokens_ = true;
+        api_.metrics.ObserveFirstToken(Seconds(now - arrival_));
+      }
+      last = now;
+    }
+    if (generation_.Accept(choice, std::move(output))) api_.model.engine->Cancel(ids_[choice]);
+  }
+
+  void OnBatchEnd() override {
+    if (connection_.streaming() && !connection_.disconnected() &&
+        generation_.pending_bytes() > api_.options.limits.stream_buffer_bytes) {
+      Log().warn("request {}: {} bytes of events are waiting for a slow client, cancelled",
+                 connection_.request_id(), generation_.pending_bytes());
+      connection_.Abort();
+    }
+    connection_.Wake();
+  }
+
+ private:
+  ApiContext& api_;
+  std::shared_ptr<Bridge> bridge_;
+  Connection& connection_;
+  Generation& generation_;
+  Clock::time_point arrival_;
+  std::vector<RequestId> ids_;
+  std::vector<std::optional<Clock::time_point>> last_tokens_;
+  bool any_tokens_ = false;
+};
+
+// Fails the request when the engine has stood still for too long.
+void CheckStall(const ApiContext& api, Generation& generation) {
+  const EngineStats stats = api.model.engine->stats();
+  const double limit = Seconds(api.options.stall_limit);
+  if (stats.running + stats.waiting == 0 || stats.seconds_since_step < limit) return;
+  generation.Abort(
+      {Code::kUnavailable,
+       fmt::format("the engine has finished no step for {:.0f} s", stats.seconds_since_step),
+       {}});
+}
+
+asio::awaitable<void> Stream(ApiContext& api, Connection& connection, Generation& generation,
+                             ReplyWriter& writer) {
+  bool open = co_await connection.StartStream();
+  Clock::time_point written = Clock::now();
+  int64_t progress = -1;
+  while (open) {
+    std::string events;
+    writer.AppendEvents(&events);
+    const GenerationPlan& plan = generation.plan();
+    if (plan.params.include_progress && events.empty() && generation.prefilled() > progress) {
+      progress = generation.prefilled();
+      writer.AppendProgress(&events);
+    }
+    if (const Error* error = generation.error()) {
+      writer.AppendError(*error, &events);
+      co_await connection.Write(std::move(events));
+      co_return;
+    }
+    const bool last = generation.finished();
+    if (last) writer.AppendEnd(&events);
+    const Clock::time_point now = Clock::now();
+    if (events.empty() && now - written >= api.options.heartbeat) events = ": heartbeat\n\n";
+    if (!events.empty()) {
+      written = now;
+      open = co_await connection.Write(std::move(events));
+    }
+    if (last || !open) co_return;
+    co_await connection.WaitUntil(written + api.options.heartbeat);
+    if (connection.disconnected()) co_return;
+    if (Clock::now() - written >= api.options.heartbeat) CheckStall(api, generation);
+  }
+}
+
+asio::awaitable<void> Collect(ApiContext& api, Connection& connection, Generation& generation,
+                              ReplyWriter& writer) {
+  while (!generation.finished() && generation.error() == nullptr) {
+    co_await connection.WaitUntil(Clock::now() + api.options.heartbeat);
+    if (connection.disconnected()) co_return;
+    CheckStall(api, generation);
+  }
+  HttpResponse response;
+  if (generation.error() != nullptr) response = ErrorReply(*generation.error());
+  else response.body = writer.Body();
+  co_await connection.Send(std::move(response));
+}
+
+}  // namespace
+
+asio::awaitable<void> Generate(ApiContext& api, std::shared_ptr<Bridge> bridge,
+                               Connection& connection, std::string body, Dialect dialect) {
+  const Clock::time_point arrival = Clock::now();
+  connection.Watch();
+  const bool chat = dialect == Dialect::kChat;
+  auto prepare = [&model = api.model, chat, text = std::move(body)] {
+    return chat ? PrepareChat(text, model) : PrepareCompletion(text, model);
+  };
+  Expected<GenerationPlan> plan = co_await api.OnTextPool(std::move(prepare));
+  if (connection.disconnected()) co_return;
+  if (!plan) {
+    co_await connection.Send(ErrorReply(plan.error()));
+    co_return;
+  }
+  Generation generation(std::move(*plan), api.model,
+                        (chat ? "chatcmpl-" : "cmpl-") + connection.request_id(),
+                        static_cast<int64_t>(std::time(nullptr)));
+  const std::unique_ptr<ReplyWriter> writer =
+      chat ? MakeChatWriter(generation) : MakeCompletionWriter(generation);
+  Branches branches(api, std::move(bridge), connection, generation, arrival);
+  if (const Status submitted = branches.Submit(); !submitted) {
+    co_await connection.Send(ErrorReply(submitted.error()));
+    co_return;
+  }
+  if (generation.plan().params.stream) {
+    co_await Stream(api, connection, generation, *writer);
+  } else {
+    co_await Collect(api, connection, generation, *writer);
+  }
+}
+
+}  // namespace fathom
