@@ -2,6 +2,7 @@
 #   X_test.cc   -> linked into the test binary fathom_NAME_test (one ctest entry per TEST suite binary)
 #   X_bench.cc  -> one benchmark binary each, build/<preset>/bench/X_bench
 #   X_fuzz.cc   -> one libFuzzer binary each, build/fuzz/X_fuzz (preset fuzz only)
+#   X.cu      -> part of the library when FATHOM_CUDA is on
 #   X_avx2.cc   -> compiled for AVX2+FMA+F16C; X_avx512.cc for AVX-512 F/BW/DQ/VL/VBMI/VNNI/BF16.
 # Per-ISA files include no header with inline code that other files use too: the linker keeps one
 # copy of an inline function, and it must not be the AVX-512 one.
@@ -23,6 +24,10 @@ function(fathom_library name)
   list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cc$")
   set(sources ${all})
   list(FILTER sources EXCLUDE REGEX "(_test|_bench|_fuzz)\\.cc$|/main\\.cc$")
+  if(FATHOM_CUDA)
+    file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${dir}/*.cu)
+    list(APPEND sources ${kernels})
+  endif()
   if(sources)
     add_library(fathom_${name} STATIC ${sources})
     target_include_directories(fathom_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src)
@@ -66,6 +71,15 @@ function(fathom_library name)
       target_link_libraries(${target} PRIVATE fathom_${name})
       target_link_options(${target} PRIVATE -fsanitize=fuzzer)
       set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+      # New inputs go to the first folder; tests/fuzz/<target> holds seeds and past findings.
+      set(corpus ${CMAKE_BINARY_DIR}/corpus/${target})
+      file(MAKE_DIRECTORY ${corpus})
+      set(seeds ${CMAKE_SOURCE_DIR}/tests/fuzz/${target})
+      if(NOT EXISTS ${seeds})
+        set(seeds)
+      endif()
+      add_test(NAME ${target} COMMAND ${target} -max_total_time=${FATHOM_FUZZ_SECONDS}
+        -rss_limit_mb=4096 -print_final_stats=1 ${corpus} ${seeds})
     endforeach()
   endif()
 endfunction()
