@@ -133,9 +133,9 @@ class Chat {
     };
     FATHOM_ASSIGN(
         stats_,
-        Generate(runtime_, std::move(prompt), options_,
-                 {.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); },
-                  .text = show}));
+        RunGeneration(runtime_, std::move(prompt), options_,
+                      {.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); },
+                       .text = show}));
     bar.Clear();
     fmt::print("\n");
     if (stats_->finish == FinishReason::kCancelled) {

@@ -70,16 +70,16 @@ Status RunComplete(const CompleteOptions& options, Command& command) {
   bool ends_line = true;
   FATHOM_ASSIGN(
       const GenerateStats stats,
-      Generate(*runtime, std::move(prompt), generate,
-               {.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); },
-                .text =
-                    [&](const OutputDelta& delta) {
-                      bar.Clear();
-                      fmt::print(stderr, "{}", delta.reasoning);
-                      fmt::print("{}", delta.content);
-                      std::fflush(stdout);
-                      if (!delta.content.empty()) ends_line = delta.content.back() == '\n';
-                    }}));
+      RunGeneration(*runtime, std::move(prompt), generate,
+                    {.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); },
+                     .text =
+                         [&](const OutputDelta& delta) {
+                           bar.Clear();
+                           fmt::print(stderr, "{}", delta.reasoning);
+                           fmt::print("{}", delta.content);
+                           std::fflush(stdout);
+                           if (!delta.content.empty()) ends_line = delta.content.back() == '\n';
+                         }}));
   bar.Clear();
   if (!ends_line) fmt::print("\n");
   if (options.stats) fmt::print(stderr, "{}\n", stats.Describe());

@@ -73,9 +73,9 @@ ops::SamplingParams DefaultSampling(const GenerationDefaults& defaults) {
   return params;
 }
 
-Expected<GenerateStats> Generate(Runtime& runtime, std::vector<TokenId> prompt,
-                                 const GenerateOptions& options,
-                                 const GenerateCallbacks& callbacks) {
+Expected<GenerateStats> RunGeneration(Runtime& runtime, std::vector<TokenId> prompt,
+                                      const GenerateOptions& options,
+                                      const GenerateCallbacks& callbacks) {
   auto queue = std::make_shared<BlockingQueue>();
   Request request;
   request.prompt = std::move(prompt);

@@ -1,6 +1,7 @@
 // One generation on a Runtime, for the commands that talk to a terminal.
 //
-//   auto stats = Generate(*runtime, prompt_ids, {.sampling = DefaultSampling(runtime->defaults)},
+//   auto stats = RunGeneration(*runtime, prompt_ids, {.sampling =
+//   DefaultSampling(runtime->defaults)},
 //                         {.progress = ..., .text = [](const OutputDelta& delta) { ... }});
 //
 // Blocks the calling thread; callbacks run on it.
@@ -42,13 +43,13 @@ struct GenerateStats {
 
 // Fails as Engine::Submit does, or with the engine's error. An interrupt (see InterruptScope) ends
 // the generation with FinishReason::kCancelled.
-Expected<GenerateStats> Generate(Runtime& runtime, std::vector<TokenId> prompt,
-                                 const GenerateOptions& options,
-                                 const GenerateCallbacks& callbacks);
+Expected<GenerateStats> RunGeneration(Runtime& runtime, std::vector<TokenId> prompt,
+                                      const GenerateOptions& options,
+                                      const GenerateCallbacks& callbacks);
 
 ops::SamplingParams DefaultSampling(const GenerationDefaults& defaults);
 
-// While one lives, Ctrl-C ends the running Generate instead of the process.
+// While one lives, Ctrl-C ends the running generation instead of the process.
 class InterruptScope {
  public:
   InterruptScope();

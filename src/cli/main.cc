@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "api/version.h"
 #include "cli/commands.h"
 
 extern char** environ;
@@ -45,7 +46,7 @@ int main(int argc, char** argv) {
   fathom::AddTokenizeCommand(app, &exit_code);
   fathom::AddDumpCommand(app, &exit_code);
   fathom::AddVersionCommand(app, &exit_code);
-  app.set_version_flag("--version", "fathom " FATHOM_VERSION);
+  app.set_version_flag("--version", std::string("fathom ") + fathom::kVersion);
 
   WarnOfUnknownVariables(app);
   std::vector<std::string> arguments = fathom::NormaliseArguments(argc, argv);

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "api/version.h"
 #include "cli/commands.h"
 #include "core/cpu_features.h"
 
@@ -12,8 +13,7 @@ void AddVersionCommand(CLI::App& app, int* exit_code) {
   auto command =
       Command::Add(app, "version", "Version, compiler and instruction set", "  fathom version");
   command->OnRun(exit_code, [](Command&) {
-    fmt::print("fathom {}\ncompiler {}\ncpu      {}\n", FATHOM_VERSION, __VERSION__,
-               IsaName(CpuIsa()));
+    fmt::print("fathom {}\ncompiler {}\ncpu      {}\n", kVersion, __VERSION__, IsaName(CpuIsa()));
     return 0;
   });
 }
