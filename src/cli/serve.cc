@@ -1,0 +1,167 @@
+#include "cli/serve.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "api/openai_request.h"
+#include "api/server.h"
+#include "core/log.h"
+
+namespace fathom {
+namespace {
+
+using std::chrono::milliseconds;
+
+milliseconds Milliseconds(double seconds) {
+  return milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+// tokenizer_config.json's add_bos_token; a missing file or key means no.
+bool AddsBos(const std::string& directory) {
+  std::ifstream file(directory + "/tokenizer_config.json", std::ios::binary);
+  const nlohmann::json config = nlohmann::json::parse(file, nullptr, false);
+  if (!config.is_object()) return false;
+  const auto flag = config.find("add_bos_token");
+  return flag != config.end() && flag->is_boolean() && flag->get<bool>();
+}
+
+Expected<bool> DefaultThinking(const std::string& kwargs) {
+  constexpr char kFlag[] = "--default-chat-template-kwargs";
+  if (kwargs.empty()) return false;
+  const nlohmann::json object = nlohmann::json::parse(kwargs, nullptr, false);
+  if (!object.is_object()) {
+    return FailParam(Code::kInvalidArgument, kFlag, "{} must be a JSON object, not '{}'", kFlag,
+                     kwargs);
+  }
+  for (const auto& [key, value] : object.items()) {
+    if (key == "thinking" || key == "enable_thinking") continue;
+    return FailParam(Code::kInvalidArgument, kFlag,
+                     "{}: '{}' is unknown; known are thinking and enable_thinking", kFlag, key);
+  }
+  FATHOM_ASSIGN(const std::optional<bool> thinking,
+                ThinkingSwitch(object, fmt::format("{}: ", kFlag)));
+  return thinking.value_or(false);
+}
+
+Expected<ServedModel> MakeServedModel(const ServeOptions& options) {
+  ServedModel model;
+  FATHOM_ASSIGN(model.default_thinking, DefaultThinking(options.default_chat_template_kwargs));
+  if (options.thinking_sampling == "ignore") model.thinking_sampling = ThinkingSampling::kIgnore;
+  else if (options.thinking_sampling != "apply")
+    return FailParam(Code::kInvalidArgument, "--thinking-sampling",
+                     "--thinking-sampling '{}' is not one of apply, ignore",
+                     options.thinking_sampling);
+  model.names = options.served_model_names;
+  if (model.names.empty()) {
+    const std::string& given = options.runtime.model;
+    model.names.push_back(given.empty() ? "demo" : given);
+  }
+  return model;
+}
+
+ServerOptions MakeServerOptions(const ServeOptions& options) {
+  ServerOptions server;
+  server.host = options.host;
+  server.port = options.port;
+  server.http_threads = options.http_threads;
+  server.api_keys = options.api_keys;
+  server.allowed_origins = options.allowed_origins;
+  server.metrics_prefix = options.metrics_prefix;
+  server.limits.body_bytes = static_cast<uint64_t>(options.max_body_bytes);
+  server.heartbeat = Milliseconds(options.heartbeat_seconds);
+  server.unhealthy_after = Milliseconds(options.unhealthy_seconds);
+  server.stall_limit = Milliseconds(options.stall_seconds);
+  return server;
+}
+
+Status CheckOptions(const ServeOptions& options) {
+  const auto positive = [](const char* flag, double value) -> Status {
+    if (value > 0) return {};
+    return FailParam(Code::kInvalidArgument, flag, "{} must be more than 0, not {}", flag, value);
+  };
+  FATHOM_TRY(positive("--http-threads", options.http_threads));
+  FATHOM_TRY(positive("--max-body-size", static_cast<double>(options.max_body_bytes)));
+  FATHOM_TRY(positive("--heartbeat-seconds", options.heartbeat_seconds));
+  FATHOM_TRY(positive("--unhealthy-seconds", options.unhealthy_seconds));
+  return positive("--stall-seconds", options.stall_seconds);
+}
+
+// Runs in a thread of its own from before the model is loaded, so that a signal during the load
+// ends the process instead of waiting for it.
+class Signals {
+ public:
+  Signals() : set_(io_, SIGTERM, SIGINT), thread_([this] { io_.run(); }) { Wait(); }
+  ~Signals() {
+    io_.stop();
+    thread_.join();
+  }
+  // From now on the first signal only sets requested().
+  void Serving() { serving_ = true; }
+  bool requested() const { return requested_; }
+
+ private:
+  void Wait() {
+    set_.async_wait([this](const boost::system::error_code& error, int signal) {
+      if (error) return;
+      if (!serving_ || requested_) _exit(128 + signal);
+      requested_ = true;
+      Wait();
+    });
+  }
+
+  boost::asio::io_context io_{1};
+  boost::asio::signal_set set_;
+  std::atomic<bool> serving_{false}, requested_{false};
+  std::thread thread_;
+};
+
+}  // namespace
+
+Status RunServe(const ServeOptions& options) {
+  FATHOM_TRY(CheckOptions(options));
+  FATHOM_ASSIGN(ServedModel model, MakeServedModel(options));
+  Signals signals;
+  const auto start = std::chrono::steady_clock::now();
+  FATHOM_ASSIGN(const std::unique_ptr<Runtime> runtime, LoadRuntime(options.runtime));
+  model.engine = runtime->engine.get();
+  model.tokenizer = runtime->tokenizer.get();
+  model.encoder = runtime->encoder.get();
+  model.root = runtime->directory;
+  model.max_model_len = runtime->engine_options.max_model_len;
+  model.defaults = runtime->defaults;
+  model.add_bos = AddsBos(runtime->directory);
+  std::string names;
+  for (const std::string& name : model.names) names += (names.empty() ? "" : ", ") + name;
+  const bool thinking = model.default_thinking;
+
+  for (const std::string& notice : options.notices) fmt::print(stderr, "fathom: {}\n", notice);
+  fmt::print(stderr, "{}", DescribeRuntime(*runtime));
+  fmt::print(stderr, "  {:<16} {}; thinking by default: {}\n", "served as", names,
+             thinking ? "yes" : "no");
+  FATHOM_ASSIGN(const std::unique_ptr<Server> server,
+                Server::Start(MakeServerOptions(options), std::move(model)));
+  signals.Serving();
+  const std::string shown = options.host == "0.0.0.0" ? "127.0.0.1" : options.host;
+  fmt::print(stderr, "fathom: ready at http://{}:{} after {:.1f} s\n", shown, server->port(),
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  std::fflush(stderr);
+
+  while (!signals.requested()) std::this_thread::sleep_for(milliseconds(50));
+  fmt::print(stderr, "fathom: finishing the running requests; a second signal ends at once\n");
+  server->BeginDrain();
+  while (!server->WaitDrained(milliseconds(200))) {
+  }
+  fmt::print(stderr, "fathom: done\n");
+  return {};
+}
+
+}  // namespace fathom
