@@ -65,8 +65,8 @@ void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out);
 namespace fathom::ops {
 namespace {
 
-// 64 e4m3 bytes times 2^(scale-127) as bf16 bits.
-void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
+// The rare block with a zero, subnormal or NaN byte.
+__attribute__((noinline)) void ExpandAnyBlock64(const uint8_t* data, int scale, uint16_t* out) {
   const __m128i subnormal = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kSubnormal));
   const __m128i zero = _mm_cmpeq_epi16(subnormal, _mm_setzero_si128());
   const __m128i power = _mm_set1_epi16(static_cast<int16_t>((scale - 127) * 128));
@@ -89,6 +89,29 @@ void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
     bits = _mm256_blendv_epi8(bits, _mm256_set1_epi16(0x7fc0),
                               _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_or_si256(bits, sign));
+  }
+}
+
+void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
+  const auto* in = reinterpret_cast<const __m256i*>(data);
+  // Normal numbers are the magnitudes 0x08 .. 0x7e.
+  const auto special = [](__m256i bytes) {
+    const __m256i magnitude = _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f));
+    return _mm256_or_si256(_mm256_cmpgt_epi8(_mm256_set1_epi8(8), magnitude),
+                           _mm256_cmpeq_epi8(magnitude, _mm256_set1_epi8(0x7f)));
+  };
+  const __m256i any =
+      _mm256_or_si256(special(_mm256_loadu_si256(in)), special(_mm256_loadu_si256(in + 1)));
+  if (!_mm256_testz_si256(any, any)) return ExpandAnyBlock64(data, scale, out);
+  // Sign-extended and moved up, a byte has its mantissa and exponent in place and copies of the
+  // sign in bits 11..15; bit 15 stays, and the exponent is rebased.
+  const __m256i bias = _mm256_set1_epi16(static_cast<int16_t>((scale - 7) * 128));
+  const __m256i keep = _mm256_set1_epi16(static_cast<int16_t>(0x87f0));
+  for (int i = 0; i < 64; i += 16) {
+    const __m256i word = _mm256_slli_epi16(
+        _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + i))), 4);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                        _mm256_add_epi16(_mm256_and_si256(word, keep), bias));
   }
 }
 

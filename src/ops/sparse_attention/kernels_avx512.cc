@@ -77,19 +77,19 @@ void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out);
 namespace fathom::ops {
 namespace {
 
-void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
-  const __m512i subnormal =
-      _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kSubnormal)));
+// The rare block with a zero, subnormal or NaN byte.
+__attribute__((noinline)) void ExpandAnyBlock64(const uint8_t* data, int scale, uint16_t* out) {
   // Exponents: e4m3 has bias 7, bf16 127, the scale adds scale - 127.
-  const __m512i table =
-      _mm512_mask_add_epi16(subnormal, _mm512_test_epi16_mask(subnormal, subnormal), subnormal,
-                            _mm512_set1_epi16(static_cast<int16_t>((scale - 127) * 128)));
+  const __m128i small = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kSubnormal));
+  const __m128i power = _mm_set1_epi16(static_cast<int16_t>((scale - 127) * 128));
+  const __m512i table = _mm512_castsi128_si512(
+      _mm_mask_add_epi16(small, _mm_test_epi16_mask(small, small), small, power));
   const __m512i bias = _mm512_set1_epi16(static_cast<int16_t>((scale - 7) * 128));
   for (int i = 0; i < 64; i += 32) {
     const __m512i byte =
         _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + i)));
     const __m512i magnitude = _mm512_and_si512(byte, _mm512_set1_epi16(0x7f));
-    const __m512i sign = _mm512_slli_epi16(_mm512_andnot_si512(_mm512_set1_epi16(0x7f), byte), 8);
+    const __m512i sign = _mm512_slli_epi16(_mm512_sub_epi16(byte, magnitude), 8);
     __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), bias);
     bits = _mm512_mask_permutexvar_epi16(
         bits, _mm512_cmplt_epi16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, table);
@@ -97,6 +97,25 @@ void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
                                  _mm512_set1_epi16(0x7fc0));
     _mm512_storeu_si512(out + i, _mm512_or_si512(bits, sign));
   }
+}
+
+void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
+  const __m512i byte = _mm512_loadu_si512(data);
+  const __m512i magnitude = _mm512_and_si512(byte, _mm512_set1_epi8(0x7f));
+  // Normal numbers are the magnitudes 0x08 .. 0x7e: one unsigned comparison.
+  const __mmask64 special = _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(magnitude, _mm512_set1_epi8(8)),
+                                                   _mm512_set1_epi8(0x76));
+  if (special != 0) return ExpandAnyBlock64(data, scale, out);
+  // Sign-extended and moved up, a byte has its mantissa and exponent in place and copies of the
+  // sign in bits 11..15; bit 15 stays, and the exponent is rebased.
+  const __m512i bias = _mm512_set1_epi16(static_cast<int16_t>((scale - 7) * 128));
+  const __m512i keep = _mm512_set1_epi16(static_cast<int16_t>(0x87f0));
+  const auto expand = [&](__m256i bytes) {
+    const __m512i word = _mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 4);
+    return _mm512_add_epi16(_mm512_and_si512(word, keep), bias);
+  };
+  _mm512_storeu_si512(out, expand(_mm512_castsi512_si256(byte)));
+  _mm512_storeu_si512(out + 32, expand(_mm512_extracti64x4_epi64(byte, 1)));
 }
 
 }  // namespace

@@ -113,13 +113,13 @@ class AttentionScenario {
   }
 
   static void Random(uint64_t key, float scale, float* out, int64_t n) {
-    std::mt19937 generator(static_cast<uint32_t>(key ^ (key >> 32)));
-    // Sums of uniform bits: near enough normal, and quick for a million rows.
+    std::mt19937_64 generator(key);
+    // Sums of three uniform numbers: near enough normal, and quick for a million rows.
+    constexpr uint64_t kMask = (1u << 21) - 1;
     for (int64_t i = 0; i < n; ++i) {
-      const uint32_t r = generator();
-      const int sum = static_cast<int>(r & 255) + static_cast<int>((r >> 8) & 255) +
-                      static_cast<int>((r >> 16) & 255) - 383;
-      out[i] = RoundBf16(static_cast<float>(sum) * (scale / 128.0f));
+      const uint64_t r = generator();
+      const auto sum = static_cast<float>((r & kMask) + ((r >> 21) & kMask) + (r >> 43));
+      out[i] = RoundBf16((sum * (1.0f / (1 << 20)) - 3.0f) * scale);
     }
   }
 
