@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "ops/indexer/kernels.h"
 #include "ops/norm_rope_insert/rope.h"
 #include "ops/quantise/quantise.h"
 #include "ops/testing.h"
@@ -86,9 +87,7 @@ struct Fixture {
     const bool bf16 = c.numerics == Numerics::kProduct;
     q = RandomFloats(tokens * c.heads * kIndexDim, c.seed + 1, 1.0f, bf16);
     w = RandomFloats(tokens * c.heads, c.seed + 2, 1.0f, bf16);
-    if (c.data == Data::kWildScales) {
-      for (size_t i = 0; i < q.size(); ++i) q[i] *= std::ldexp(1.0f, int(i / 48 % 5) * 4 - 8);
-    }
+    if (c.data == Data::kWildScales) MakeQueriesWild();
     if (c.data == Data::kTies) {
       for (float& x : q) x = std::round(x);
       for (float& x : w) x = x < 0 ? -1.0f : 1.0f;
@@ -98,21 +97,49 @@ struct Fixture {
     }
   }
 
+  // Blocks of very different scales after rotation and Hadamard, in every other group of heads.
+  void MakeQueriesWild() {
+    constexpr int kExponent[4] = {0, -5, -3, -6};
+    for (size_t head = 0; head < w.size(); ++head) {
+      const size_t token = head / c.heads;
+      if ((head % c.heads / kHeadGroup + token) % 2 != 0) continue;
+      float* x = q.data() + head * kIndexDim;
+      for (int i = 0; i < kIndexDim; ++i) x[i] = std::ldexp(x[i], kExponent[i / 32]);
+      HadamardRow(x, false);
+      RotateRow(x + kIndexDim - kRopeDim, rope.data() + token * kRopeDim, /*inverse=*/true);
+      if (c.numerics == Numerics::kProduct) {
+        for (int i = 0; i < kIndexDim; ++i) x[i] = RoundBf16(x[i]);
+      }
+    }
+  }
+
   void WriteRow(std::mt19937_64& random, size_t s, int32_t r) {
+    constexpr int32_t kDrawn = 4096;  // later rows repeat an earlier one, which makes ties
+    if (r >= kDrawn) {
+      const auto from = static_cast<int32_t>(random() % kDrawn);
+      std::memcpy(RowData(s, r), RowData(s, from), RowDataBytes(c.format, kIndexDim));
+      std::memcpy(RowScale(s, r), RowScale(s, from), RowScaleBytes(c.format));
+      return;
+    }
     float row[kIndexDim];
     std::normal_distribution<float> normal;
     for (float& x : row) x = normal(random);
-    if (c.data == Data::kWildScales) {
-      const int exponent = static_cast<int>(random() % 40);
+    if (c.data == Data::kWildScales && r / 16 % 3 != 1) {
+      const int exponent = static_cast<int>(random() % 40) + 7;
       for (int i = 0; i < kIndexDim; ++i) row[i] *= std::ldexp(1.0f, (i / 32 * exponent) % 23 - 12);
     } else if (c.data == Data::kTies) {
       for (float& x : row) x = static_cast<float>(r % 7 == 0 ? 1 : r % 5);
     } else if (c.data == Data::kZeros && r % 3 == 0) {
       std::fill(row, row + kIndexDim, 0.0f);
     }
-    const int32_t block = table[s * step.max_blocks + r / c.rows_per_page];
-    EncodeRow(c.format, kIndexDim, row, keys.data(block, r % c.rows_per_page),
-              keys.scale(block, r % c.rows_per_page));
+    EncodeRow(c.format, kIndexDim, row, RowData(s, r), RowScale(s, r));
+  }
+
+  std::byte* RowData(size_t s, int32_t r) {
+    return keys.data(table[s * step.max_blocks + r / c.rows_per_page], r % c.rows_per_page);
+  }
+  std::byte* RowScale(size_t s, int32_t r) {
+    return keys.scale(table[s * step.max_blocks + r / c.rows_per_page], r % c.rows_per_page);
   }
 
   IndexerArgs Args() {
@@ -199,12 +226,39 @@ TEST(Indexer, EqualsTheReferenceBitForBitInEveryFormatAndNumerics) {
         c.format = format;
         c.numerics = numerics;
         c.data = data;
-        c.heads = data == Data::kWildScales ? 5 : 8;
+        c.heads = data == Data::kWildScales ? 13 : 8;
         c.parts = {{900, 19}, {0, 30}, {2051, 1}};
         ExpectEqualsReference(c, "format, numerics, data");
       }
     }
   }
+}
+
+// The comparisons above cover both ways of summing only if the data takes both.
+TEST(Indexer, NearScalesTakeTheIntegerPathAndWildOnesTheBlockPath) {
+  const Isa before = CpuIsa();
+  for (const IndexerKernels* kernels : {&kIndexerAvx2, &kIndexerAvx512}) {
+    if (!SetCpuIsa(kernels == &kIndexerAvx2 ? Isa::kAvx2 : Isa::kAvx512)) continue;
+    for (const Data data : {Data::kNormal, Data::kWildScales}) {
+      Case c;
+      c.data = data;
+      c.parts = {{1999, 1}};
+      Fixture f(c);
+      const Result prepared = RunCase(f, nullptr, true);
+      Fp4Tile tile;
+      Fp4Heads heads;
+      int aligned = 0;
+      for (int32_t r = 0; r < 480; r += kTileRows) {
+        kernels->expand_fp4(reinterpret_cast<const uint8_t*>(f.RowData(0, r)),
+                            reinterpret_cast<const uint8_t*>(f.RowScale(0, r)), &tile);
+        aligned += tile.aligned;
+      }
+      kernels->pack_fp4(prepared.q.data(), prepared.w.data(), c.heads, &heads);
+      EXPECT_EQ(heads.aligned, data == Data::kNormal);
+      EXPECT_EQ(aligned, data == Data::kNormal ? 30 : 10);
+    }
+  }
+  SetCpuIsa(before);
 }
 
 TEST(Indexer, ManyHeadsAndPageSizes) {
@@ -314,7 +368,7 @@ TEST(Indexer, NanScoresRankLast) {
 
 TEST(Indexer, LongContextEqualsTheReference) {
   Case c;
-  c.heads = 4;
+  c.heads = 2;
   c.top_k = 128;
   c.parts = {{1200000, 2}};  // 300,000 rows
   Fixture f(c);
