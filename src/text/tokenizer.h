@@ -6,6 +6,7 @@
 //   std::string text = (*tokenizer)->Decode(ids, {});
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,18 +24,21 @@ enum class AddedTokens { kMatch, kInert };
 
 class Tokenizer {
  public:
+  // A file that is missing is kNotFound, broken kDataLoss, beyond byte-level BPE kUnimplemented;
+  // the message names the file and the key. `origin` stands for the file's name.
   static Expected<std::unique_ptr<Tokenizer>> Load(const std::string& path);
   static Expected<std::unique_ptr<Tokenizer>> Parse(std::string_view json, std::string_view origin);
   virtual ~Tokenizer() = default;
 
-  // Any bytes are legal: invalid UTF-8 is encoded byte by byte as Hugging Face does for the
-  // replacement character rule of its input, see tokenizer.cc.
+  // Ids of `text`, which is any bytes under 4 GiB; nothing is added around them. Hugging Face's
+  // library takes valid UTF-8 only, so its callers decode first; the same happens here: each
+  // ill-formed part becomes U+FFFD (utf8.h), and the ids are those of the repaired text.
   virtual std::vector<TokenId> Encode(std::string_view text, AddedTokens added) const = 0;
 
   struct DecodeOptions {
     bool skip_special = false;  // leave out tokens flagged special=true
   };
-  // Incomplete UTF-8 becomes U+FFFD.
+  // The bytes of all ids in a row as text; ill-formed UTF-8 becomes U+FFFD, unknown ids nothing.
   virtual std::string Decode(const std::vector<TokenId>& ids, DecodeOptions options) const = 0;
 
   // The raw bytes a token stands for (added tokens: their content). Empty for unknown ids.
