@@ -99,7 +99,10 @@ Status CheckOptions(const ServeOptions& options) {
 // ends the process instead of waiting for it.
 class Signals {
  public:
-  Signals() : set_(io_, SIGTERM, SIGINT), thread_([this] { io_.run(); }) { Wait(); }
+  Signals() : set_(io_, SIGTERM, SIGINT) {
+    Wait();
+    thread_ = std::thread([this] { io_.run(); });
+  }
   ~Signals() {
     io_.stop();
     thread_.join();
