@@ -1,10 +1,11 @@
 #include "ops/bench_util.h"
 
 #include <immintrin.h>
+#include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string_view>
@@ -15,10 +16,18 @@
 namespace fathom::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+// Wall-clock, or with FATHOM_BENCH_CPU_TIME set the calling thread's CPU time: on a machine that
+// others use too, a call longer than a time slice is never seen undisturbed. Meaningful for one
+// thread only.
+double Now() {
+  static const bool cpu_time = std::getenv("FATHOM_BENCH_CPU_TIME") != nullptr;
+  timespec now;
+  clock_gettime(cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
-double Seconds(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+double Seconds(double begin) {
+  return Now() - begin;
 }
 
 // Each peak loop keeps enough independent chains to cover the latency of two units. The results
@@ -78,7 +87,7 @@ double Rate(ThreadPool& pool, double (*loop)(float*)) {
   constexpr int kRounds = 20;
   for (int repeat = 0; repeat < 8; ++repeat) {
     std::vector<double> done(pool.size() * 8, 0.0);
-    const auto begin = Clock::now();
+    const auto begin = Now();
     pool.ParallelFor(pool.size() * kRounds, 1, [&](int64_t, int64_t, int worker) {
       float sink[16] = {0.5f, 0.5f};
       done[worker * 8] += loop(sink);
@@ -126,13 +135,13 @@ Peaks MeasurePeaks(ThreadPool& pool) {
   std::memset(target.get(), 2, kBytes);
   const bool avx2 = CpuIsa() != Isa::kScalar;
   for (int repeat = 0; repeat < 3; ++repeat) {
-    auto begin = Clock::now();
+    auto begin = Now();
     pool.ParallelFor(kBytes / kPiece, 4, [&](int64_t first, int64_t last, int) {
       std::memcpy(target.get() + first * kPiece, source.get() + first * kPiece,
                   (last - first) * kPiece);
     });
     peaks.copy_gbs = std::max(peaks.copy_gbs, 2e-9 * kBytes / Seconds(begin));
-    begin = Clock::now();
+    begin = Now();
     pool.ParallelFor(kBytes / kPiece, 4, [&](int64_t first, int64_t last, int) {
       float sink[8];
       if (avx2) ReadBytes(source.get() + first * kPiece, (last - first) * kPiece, sink);
@@ -146,13 +155,13 @@ Peaks MeasurePeaks(ThreadPool& pool) {
 }
 
 double TimeUs(const std::function<void()>& call, double budget_ms) {
-  auto begin = Clock::now();
+  auto begin = Now();
   call();
   int batch = std::max(1, static_cast<int>(200e-6 / std::max(Seconds(begin), 1e-7)));
   double best = 1e30;
-  const auto start = Clock::now();
+  const auto start = Now();
   for (int repeat = 0; repeat < 5 || Seconds(start) < budget_ms * 1e-3; ++repeat) {
-    begin = Clock::now();
+    begin = Now();
     for (int i = 0; i < batch; ++i) call();
     const double seconds = Seconds(begin);
     if (repeat > 0) best = std::min(best, seconds / batch);
@@ -177,6 +186,11 @@ void Print(const Row& row) {
               std::string(IsaName(CpuIsa())).c_str(), row.threads, row.us,
               row.flops / row.us * 1e-3, row.bytes / row.us * 1e-3, row.bound_us, share);
   std::fflush(stdout);
+}
+
+void Print(const Peaks& peaks, int threads) {
+  std::printf("# %d threads: f32 %.1f GFLOP/s, bf16 %.1f GFLOP/s, copy %.1f GB/s, read %.1f GB/s\n",
+              threads, peaks.f32_gflops, peaks.bf16_gflops, peaks.copy_gbs, peaks.read_gbs);
 }
 
 }  // namespace fathom::bench

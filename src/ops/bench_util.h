@@ -31,6 +31,7 @@ Peaks MeasurePeaks(ThreadPool& pool);
 
 // Microseconds of one call: calls are batched until a batch takes 200 us, batches are repeated for
 // `budget_ms`, the fastest batch counts. The first batch (cold caches, page faults) is dropped.
+// FATHOM_BENCH_CPU_TIME=1 counts the caller's CPU time instead, for one thread on a busy machine.
 double TimeUs(const std::function<void()>& call, double budget_ms = 150);
 
 // The larger of the time the arithmetic needs at f32 or bf16 peak and the time the bytes need.
@@ -46,7 +47,8 @@ struct Row {
   double bound_us = 0;  // 0: no bound is claimed
 };
 
-void PrintHeader();          // op,shape,isa,threads,us,gflops,gbs,bound_us,share
-void Print(const Row& row);  // isa is the current CpuIsa()
+void PrintHeader();                           // op,shape,isa,threads,us,gflops,gbs,bound_us,share
+void Print(const Row& row);                   // isa is the current CpuIsa()
+void Print(const Peaks& peaks, int threads);  // as comment lines
 
 }  // namespace fathom::bench

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/cpu_features.h"
 #include "core/status.h"
 #include "ops/experts/experts.h"
 #include "ops/experts/experts_kernels.h"
@@ -22,6 +23,11 @@ constexpr int64_t kRowBlock = 96;        // rows of a task: enough to pay for ex
 constexpr int64_t kInlineWork = 60'000;  // multiply-adds below which one thread is faster
 
 const ExpertsKernels& Kernels() {
+  switch (CpuIsa()) {
+    case Isa::kAvx512: return kExpertsAvx512;
+    case Isa::kAvx2: return kExpertsAvx2;
+    case Isa::kScalar: break;
+  }
   return kExpertsScalar;
 }
 
@@ -58,8 +64,8 @@ struct Run {
   const LinearKernels& linear;
   const ExpertsKernels& kernels;
   bool product;
-  int64_t z_depth;             // row stride of the prepared z
-  int64_t a_depth;             // row stride of a
+  int64_t z_depth;                  // row stride of the prepared z
+  int64_t a_depth;                  // row stride of a
   std::vector<int32_t> token = {};  // of a slot
   std::vector<float> weight = {};   // of a slot
   std::vector<Group> groups = {};
@@ -77,19 +83,18 @@ void Run::Up(const UpTask& task, float* scratch) const {
   const CpuPackedWeight& w3 = Packed(e.w3);
   const int64_t c0 = task.block * kBlock;
   const int64_t channels = std::min(kBlock, w1.out - c0);
-  for (int64_t c = 0; c < channels; c += kPanelOutputs) {
-    for (const bool is_up : {false, true}) {
-      PanelJob job = (is_up ? w3 : w1).Job((c0 + c) / kPanelOutputs);
-      job.x = task.group->z;
-      job.x_stride = z_depth;
-      job.row_index = token.data() + task.first;
-      job.rows = task.rows;
-      job.y = (is_up ? up : gate) + c;
-      job.y_stride = kBlock;
-      job.round = product;
-      job.tile = scratch;
-      linear.panel(job);
-    }
+  for (const bool is_up : {false, true}) {
+    PanelJob job =
+        (is_up ? w3 : w1).Job(c0 / kPanelOutputs, (channels + kPanelOutputs - 1) / kPanelOutputs);
+    job.x = task.group->z;
+    job.x_stride = z_depth;
+    job.row_index = token.data() + task.first;
+    job.rows = task.rows;
+    job.y = is_up ? up : gate;
+    job.y_stride = kBlock;
+    job.round = product;
+    job.tile = scratch;
+    linear.panel(job);
   }
   // The last block also zero-fills what pads I to w2's depth.
   const CpuPackedWeight& w2 = Packed(e.w2);

@@ -10,6 +10,8 @@ namespace {
 // Below this many multiply-adds a second thread costs more than it brings (about 2 us of work).
 constexpr int64_t kInlineWork = 60'000;
 
+constexpr int64_t kBlockBytes = 1 << 20;  // of x in one block of rows
+
 }  // namespace
 
 void LinearCpu(const LinearArgs& args, ThreadPool& pool) {
@@ -33,23 +35,28 @@ void LinearCpu(const LinearArgs& args, ThreadPool& pool) {
     }
   });
 
-  // Each task expands its panel once and reuses it over a block of rows: 96 rows or more make the
-  // expansion cheap, and there should be four tasks per thread.
-  const int64_t wanted = 4 * pool.size();
-  int64_t blocks = 1;
-  if (!small && w.panels < wanted) {
-    blocks = std::clamp<int64_t>(rows / 96, 1, (wanted + w.panels - 1) / w.panels);
+  // A task is a run of panels over a block of rows. The block's x stays in the second-level cache
+  // while all panels pass; expanding a panel pays off over about 50 rows or more. There should be
+  // a few tasks per thread. With few rows a task takes several panels at once: the kernels work on
+  // two at a time then.
+  const int64_t wanted = small ? 1 : 4 * pool.size();
+  int64_t block_rows = std::clamp<int64_t>(kBlockBytes / (w.depth * 4), 48, 96);
+  if (w.panels < wanted) {
+    block_rows = std::clamp<int64_t>(rows * w.panels / wanted, 24, block_rows);
   }
-  const int64_t block_rows = ((rows + blocks - 1) / blocks + 5) / 6 * 6;
-  blocks = (rows + block_rows - 1) / block_rows;
-  const int64_t tasks = w.panels * blocks;
-  const int64_t grain = small ? tasks : std::max<int64_t>(1, tasks / (8 * pool.size()));
-  pool.ParallelFor(tasks, grain, [&](int64_t begin, int64_t end, int worker) {
+  int64_t blocks = (rows + block_rows - 1) / block_rows;
+  block_rows = (rows + blocks - 1) / blocks;
+  int64_t run = 1;
+  if (blocks == 1) {
+    run = small ? w.panels : std::clamp<int64_t>((w.panels / wanted + 1) / 2 * 2, 1, 16);
+  }
+  const int64_t runs = (w.panels + run - 1) / run;
+  pool.ParallelFor(runs * blocks, 1, [&](int64_t begin, int64_t end, int worker) {
     float* tile = worker == 0 ? tile0 : static_cast<float*>(pool.Scratch(worker, kPanelTileBytes));
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t panel = task % w.panels;
-      const int64_t row0 = task / w.panels * block_rows;
-      PanelJob job = w.Job(panel);
+      const int64_t panel = task % runs * run;
+      const int64_t row0 = task / runs * block_rows;
+      PanelJob job = w.Job(panel, std::min(run, w.panels - panel));
       job.x = x + row0 * w.depth;
       job.x_stride = w.depth;
       job.rows = std::min(block_rows, rows - row0);

@@ -1,7 +1,8 @@
 // linear: y = W x with weights at their stored precision (model.md 2.1).
 //
 // x [T, in], y [T, out]. W row-major [out, in] as the checkpoint stores it:
-//   kF32, kBF16      plain product, f32 accumulation.
+//   kF32, kBF16      plain product, f32 accumulation. kProduct rounds x of a bf16 weight to bf16,
+//                    which changes nothing: stored activations are bf16 values (numerics.h).
 //   kFp8Block128     e4m3 with one ue8m0 scale per 128x128 tile, scale [ceil(out/128),
 //   ceil(in/128)]. kFp4Block32      e2m1, two per byte, even input in the low nibble; scale [out,
 //   in/32] ue8m0.

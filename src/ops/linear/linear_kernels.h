@@ -27,10 +27,13 @@ inline constexpr int kPanelTileBytes = kPanelTileDepth * kPanelOutputs * 4;
 
 struct PanelJob {
   WeightFormat format = WeightFormat::kBF16;
-  const uint8_t* weights = nullptr;  // the packed panel
-  const uint8_t* scales = nullptr;   // of the panel: FP8 [depth/128], FP4 [depth/32][32]; ue8m0
-  int64_t depth = 0;                 // padded inputs; x is zero beyond the real ones
-  const float* x = nullptr;          // row r at x + (row_index ? row_index[r] : r) * x_stride
+  const uint8_t* weights = nullptr;  // the first packed panel
+  const uint8_t* scales = nullptr;   // its ue8m0: FP8 [ceil(depth/128)], FP4 [depth/32][32]
+  int64_t panels = 1;                // consecutive panels; the next one's operands lie
+  int64_t panel_bytes = 0;           //   panel_bytes and panel_scales further on
+  int64_t panel_scales = 0;
+  int64_t depth = 0;         // padded inputs; x is zero beyond the real ones
+  const float* x = nullptr;  // row r at x + (row_index ? row_index[r] : r) * x_stride
   int64_t x_stride = 0;
   const int32_t* row_index = nullptr;
   int64_t rows = 0;

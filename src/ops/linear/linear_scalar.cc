@@ -54,7 +54,7 @@ void ChunkScales(const PanelJob& job, int64_t k, float* scale) {
   }
 }
 
-void Panel(const PanelJob& job) {
+void OnePanel(const PanelJob& job) {
   const int64_t chunk = job.format == WeightFormat::kFp4Block32 ? 32 : 64;
   float total[kRowBlock][kN];
   float scale[kN];
@@ -80,6 +80,17 @@ void Panel(const PanelJob& job) {
       float* y = job.y + (r0 + r) * job.y_stride;
       for (int o = 0; o < job.cols; ++o) y[o] = job.round ? RoundBf16(total[r][o]) : total[r][o];
     }
+  }
+}
+
+void Panel(const PanelJob& job) {
+  for (int64_t p = 0; p < job.panels; ++p) {
+    PanelJob one = job;
+    one.weights += p * job.panel_bytes;
+    one.scales += p * job.panel_scales;
+    one.y += p * kN;
+    one.cols = std::min<int64_t>(kN, job.cols - p * kN);
+    OnePanel(one);
   }
 }
 

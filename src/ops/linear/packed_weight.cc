@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/cpu_features.h"
 #include "core/status.h"
 
 namespace fathom::ops {
@@ -70,13 +71,16 @@ void CpuPackedWeight::Free::operator()(uint8_t* p) const {
   std::free(p);
 }
 
-PanelJob CpuPackedWeight::Job(int64_t p) const {
+PanelJob CpuPackedWeight::Job(int64_t p, int64_t count) const {
   PanelJob job;
   job.format = format;
   job.weights = data.get() + p * panel_bytes;
   job.scales = scale.get() + p * panel_scales;
+  job.panels = count;
+  job.panel_bytes = panel_bytes;
+  job.panel_scales = panel_scales;
   job.depth = depth;
-  job.cols = static_cast<int>(std::min<int64_t>(kPanelOutputs, out - p * kPanelOutputs));
+  job.cols = std::min<int64_t>(count * kPanelOutputs, out - p * kPanelOutputs);
   return job;
 }
 
@@ -142,6 +146,11 @@ const CpuPackedWeight& Packed(const LinearWeight& weight) {
 }
 
 const LinearKernels& CurrentLinearKernels() {
+  switch (CpuIsa()) {
+    case Isa::kAvx512: return kLinearAvx512;
+    case Isa::kAvx2: return kLinearAvx2;
+    case Isa::kScalar: break;
+  }
   return kLinearScalar;
 }
 

@@ -36,8 +36,8 @@ struct CpuPackedWeight : PackedWeight {
   std::unique_ptr<uint8_t[], Free> data;   // [panels][panel_bytes]
   std::unique_ptr<uint8_t[], Free> scale;  // [panels][panel_scales]
 
-  // The weight operands of panel `p`.
-  PanelJob Job(int64_t p) const;
+  // The weight operands of panels [p, p + count).
+  PanelJob Job(int64_t p, int64_t count = 1) const;
 };
 
 // The packed form of `weight`, checked to be there.
