@@ -102,6 +102,15 @@ class Accounting {
     return tensor;
   }
 
+  // The dtype `expected` may have in this checkpoint, given what is stored.
+  DType AcceptedDType(const ExpectedTensor& expected, DType stored, bool renamed) const {
+    if (expected.may_be_bf16 && wo_a_is_bf16_) return DType::kBF16;
+    // Transformers keeps some modules in float32 and saves others in the dtype it was loaded with.
+    const auto plain = [](DType t) { return t == DType::kF32 || t == DType::kBF16; };
+    const bool free = renamed && plain(expected.dtype) && expected.name != "embed.weight";
+    return free && plain(stored) ? stored : expected.dtype;
+  }
+
   void Match(const ExpectedTensor& expected) {
     const bool renamed = transformers_ && !expected.transformers.empty();
     const std::string& name = renamed ? expected.transformers : expected.name;
@@ -115,12 +124,11 @@ class Accounting {
       }
     }
     if (tensor == nullptr) {
-      if (expected.part == 0) Problem(fmt::format("{} is missing", name));
+      // A stacked tensor is named once, not for each of its slices.
+      if (!renamed || expected.part == 0) Problem(fmt::format("{} is missing", name));
       return;
     }
-    const DType dtype = expected.may_be_bf16 && wo_a_is_bf16_ && expected.dtype == DType::kF8E4M3
-                            ? DType::kBF16
-                            : expected.dtype;
+    const DType dtype = AcceptedDType(expected, tensor->dtype, renamed);
     const std::vector<int64_t> shape =
         renamed ? expected.transformers_shape(config_.num_experts) : expected.shape;
     if (tensor->dtype != dtype || tensor->shape != shape) {

@@ -31,6 +31,7 @@ struct TensorSet {
 
 // Opens DIRECTORY/model.safetensors.index.json, else DIRECTORY/model.safetensors. Sets
 // config.expert_format from the tensors when the file left it open.
+// Transformers spelling: BF16 and F32 stand for each other, as that library saves them.
 // kNotFound: neither is there. kDataLoss, naming the tensor: a shard that is missing or broken, a
 // tensor missing, extra, misshapen, mistyped or in another shard than the index says.
 Expected<TensorSet> OpenCheckpoint(const std::string& directory, ModelConfig& config);

@@ -98,6 +98,7 @@ class Binder {
     w.in = tensor.shape[1];
     w.data = Data(tensor);
     switch (tensor.dtype) {
+      case DType::kF32: w.format = ops::WeightFormat::kF32; return w;
       case DType::kBF16: w.format = ops::WeightFormat::kBF16; return w;
       case DType::kF8E4M3: w.format = ops::WeightFormat::kFp8Block128; break;
       default: w.format = ops::WeightFormat::kFp4Block32; w.in *= 2;
