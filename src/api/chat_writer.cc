@@ -120,7 +120,7 @@ std::string ChatWriter::Body() {
     const Choice& choice = generation_.choices()[i];
     ordered_json message = {
         {"role", "assistant"}, {"content", choice.content}, {"refusal", nullptr}};
-    if (generation_.plan().thinking) {
+    if (generation_.plan().thinking || !choice.reasoning.empty()) {
       message["reasoning_content"] = choice.reasoning;
       message["reasoning"] = choice.reasoning;
     }

@@ -105,6 +105,7 @@ Generation::Generation(GenerationPlan plan, const ServedModel& model, std::strin
     options.stop = params.stop;
     options.include_stop_string = params.include_stop_string;
     options.skip_special_tokens = params.skip_special_tokens;
+    options.ignore_eos = params.ignore_eos;
     choices_.emplace_back(OutputParser(*model.tokenizer, *model.encoder, std::move(options)),
                           i / params.n);
     choices_.back().content = plan_.echo[i / params.n];

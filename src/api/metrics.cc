@@ -98,6 +98,8 @@ struct Metrics::Impl {
         static_cast<double>(stats.prompt_tokens));
     add("generation_tokens_total", "Tokens generated.", counter,
         static_cast<double>(stats.generation_tokens));
+    add("num_preemptions_total", "Sequences that gave up their blocks and are computed anew.",
+        counter, static_cast<double>(stats.preemptions));
     add("engine_steps_total", "Steps the engine has run.", counter,
         static_cast<double>(stats.steps));
     add("last_step_seconds", "Duration of the last step.", gauge, stats.last_step_seconds);

@@ -1,0 +1,62 @@
+// SIGTERM finishes what runs and refuses the rest; a second one ends at once.
+import assert from 'node:assert/strict';
+import net from 'node:net';
+import { test } from 'node:test';
+import { chat, raw, startServer } from './harness.mjs';
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+async function openStream(server, max_tokens) {
+  const reply = await server.post('/v1/chat/completions',
+                                  chat('Hello', { stream: true, max_tokens, ignore_eos: true }));
+  const reader = reply.body.getReader();
+  const first = await reader.read();
+  let text = Buffer.from(first.value).toString();
+  const rest = (async () => {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return text;
+      text += Buffer.from(value).toString();
+    }
+  })();
+  return rest;
+}
+
+test('SIGTERM drains', async () => {
+  const server = await startServer();
+  const running = openStream(server, 600);
+  await pause(300);
+  server.child.kill('SIGTERM');
+  await pause(300);
+  const body = JSON.stringify(chat('x'));
+  const refused = await raw(server.port, `POST /v1/chat/completions HTTP/1.1\r\nContent-Length: ${body.length}\r\n\r\n${body}`);
+  assert.match(refused, /^HTTP\/1\.1 503 /);
+  assert.match(refused, /Connection: close/);
+  assert.match(refused, /Retry-After: /);
+  const text = await running;
+  assert.match(text, /"finish_reason":"length"/);
+  assert.match(text, /data: \[DONE\]\n\n$/);
+  assert.deepEqual(await server.exited, { code: 0, signal: null });
+});
+
+test('a second SIGTERM ends at once', async () => {
+  const server = await startServer();
+  const running = openStream(server, 3500).catch(() => 'cut');
+  await pause(300);
+  server.child.kill('SIGTERM');
+  await pause(200);
+  const before = performance.now();
+  server.child.kill('SIGTERM');
+  assert.equal((await server.exited).code, 128 + 15);
+  assert.ok(performance.now() - before < 2000);
+  await running;
+});
+
+test('idle connections do not hold the exit back', async () => {
+  const server = await startServer();
+  const socket = net.connect(server.port, '127.0.0.1');
+  socket.on('error', () => {});
+  await pause(100);
+  assert.deepEqual(await server.stop(), { code: 0, signal: null });
+  socket.destroy();
+});
