@@ -1,0 +1,89 @@
+// `fathom serve`: the flags of the server.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/model_flags.h"
+#include "cli/serve.h"
+
+namespace fathom {
+namespace {
+
+struct ServeFlags {
+  ModelFlags model;
+  ServeOptions options;
+  bool print_config = false;
+};
+
+void AddServerFlags(Command& command, ServeOptions& options) {
+  command.List("--served-model-name", options.served_model_names, "NAME",
+               "names in requests; left out: MODEL as given");
+  command.Text("--host", options.host, "ADDRESS", "where to listen");
+  command.Count("--port", options.port, 0, 65535, "0: any free one, shown in the ready line");
+  command.List("--api-key", options.api_keys, "KEY", "keys clients must send; left out: open");
+  command.Secret("--api-key");
+  command.List("--allowed-origins", options.allowed_origins, "ORIGIN", "CORS; * allows all");
+  command.Text("--default-chat-template-kwargs", options.default_chat_template_kwargs, "JSON",
+               R"({"thinking": true} makes conversations think by default)");
+  command.Choice("--thinking-sampling", options.thinking_sampling, {"apply", "ignore"},
+                 "whether temperature and penalties count while thinking");
+  command.Text("--metrics-prefix", options.metrics_prefix, "TEXT", "of the names in /metrics");
+  command.Count("--http-threads", options.http_threads, 1, 256, "threads that serve sockets");
+  command.Count("--max-body-size", options.max_body_bytes, 1, int64_t{1} << 40,
+                "bytes of a request, beyond them 413");
+  command.Real("--heartbeat-seconds", options.heartbeat_seconds, 0.001, 3600,
+               "between comments in a silent stream");
+  command.Real("--unhealthy-seconds", options.unhealthy_seconds, 0.001, 1e6,
+               "without a step while work waits: /health answers 503");
+  command.Real("--stall-seconds", options.stall_seconds, 0.001, 1e6,
+               "without a step while work waits: requests fail");
+}
+
+// Flags of other engines that change nothing here. What they would ask for and Fathom does not have
+// is not among them: such flags are unknown.
+void AddFlagsWithoutEffect(Command& command) {
+  command.NoEffect("--enable-chunked-prefill", true, "prompts are always prefilled in chunks");
+  command.NoEffect("--compilation-config", false, "there are no graphs to capture on a CPU");
+  command.NoEffect("--enforce-eager", true, "there are no graphs to capture on a CPU");
+  command.NoEffect("--tokenizer-mode", false, "the tokenizer follows from tokenizer.json");
+  command.NoEffect("--reasoning-parser", false, "reasoning is always told apart");
+  command.NoEffect("--trust-remote-code", true, "no code is ever loaded from a checkpoint");
+}
+
+Status Serve(const ServeFlags& flags, const Command& command) {
+  ServeOptions options = flags.options;
+  FATHOM_ASSIGN(options.runtime, FinishModelFlags(command, flags.model));
+  if (flags.print_config) {
+    fmt::print("{}", command.PrintConfig());
+    return {};
+  }
+  options.notices = command.Notices();
+  return RunServe(options);
+}
+
+}  // namespace
+
+void AddServeCommand(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<ServeFlags>();
+  flags->model.log_level = "info";
+  auto command =
+      Command::Add(app, "serve", "The server: OpenAI's HTTP API",
+                   "  fathom serve                                the demo model on port 8000\n"
+                   "  fathom serve deepseek-ai/DeepSeek-V4-Flash --max-model-len 128K --port 9000\n"
+                   "  FATHOM_API_KEY=secret fathom serve --config server.yaml\n"
+                   "  fathom serve --config server.yaml --print-config");
+  AddModelFlags(*command, flags->model, ModelArgument::kPositional);
+  AddServerFlags(*command, flags->options);
+  command->Count("--max-waiting", flags->model.options.max_waiting, 1, 1 << 24,
+                 "requests in the queue, beyond them 429");
+  AddFlagsWithoutEffect(*command);
+  command->Switch("--print-config", flags->print_config,
+                  "print every setting with its origin, and end");
+  command->OnRun(exit_code, [flags](Command& self) {
+    const Status status = Serve(*flags, self);
+    return status ? 0 : ReportError(status.error());
+  });
+}
+
+}  // namespace fathom
