@@ -1,7 +1,8 @@
 // ExpertsCpu: tokens are grouped by expert; two passes over the pool.
 //
 //   1. (expert, block of rows, 128 channels of I): w1 and w3 panels, SwiGLU, quantise -> a
-//   2. (32 channels of D): w2 panels of every expert in ascending id, then the shared one, added
+//   2. (32 or 64 channels of D): w2 panels of every expert in ascending id, then the shared one,
+//   added
 //      straight into y, whose columns belong to this task alone.
 //
 // A "slot" is one (token, expert) pair; slots are sorted by expert, the shared expert's come last.
@@ -55,6 +56,7 @@ struct UpTask {
   int64_t block;
 };
 
+constexpr int64_t kDownPanels = 2;  // the most panels of one Down task
 constexpr int64_t kFloats = kPanelTileBytes / sizeof(float);
 constexpr int64_t kWorkerFloats = kFloats + 2 * kRowBlock * kBlock;
 
@@ -72,7 +74,7 @@ struct Run {
   float* a = nullptr;  // [slots, a_depth], prepared for w2
 
   void Up(const UpTask& task, float* scratch) const;
-  void Down(int64_t panel, float* scratch) const;
+  void Down(int64_t panel, int64_t count, float* scratch) const;
 };
 
 void Run::Up(const UpTask& task, float* scratch) const {
@@ -108,27 +110,27 @@ void Run::Up(const UpTask& task, float* scratch) const {
   }
 }
 
-void Run::Down(int64_t panel, float* scratch) const {
+void Run::Down(int64_t panel, int64_t count, float* scratch) const {
   float* out = scratch + kFloats;
   const int64_t c0 = panel * kPanelOutputs;
-  const int64_t cols = std::min<int64_t>(kPanelOutputs, args.y.cols - c0);
+  const int64_t cols = std::min<int64_t>(count * kPanelOutputs, args.y.cols - c0);
   for (int64_t t = 0; t < args.z.rows; ++t) {
     std::fill_n(args.y.f32_row(t) + c0, cols, 0.0f);
   }
   for (const Group& group : groups) {
     const bool last = &group == &groups.back();
     for (int64_t r0 = 0; r0 < group.rows; r0 += kRowBlock) {
-      PanelJob job = Packed(group.weights->w2).Job(panel);
+      PanelJob job = Packed(group.weights->w2).Job(panel, count);
       job.x = a + (group.first + r0) * a_depth;
       job.x_stride = a_depth;
       job.rows = std::min(kRowBlock, group.rows - r0);
       job.y = out;
-      job.y_stride = kPanelOutputs;
+      job.y_stride = kDownPanels * kPanelOutputs;
       job.round = product;
       job.tile = scratch;
       linear.panel(job);
       for (int64_t r = 0; r < job.rows; ++r) {
-        kernels.add(out + r * kPanelOutputs, cols, product && last,
+        kernels.add(out + r * job.y_stride, cols, product && last,
                     args.y.f32_row(token[group.first + r0 + r]) + c0);
       }
     }
@@ -230,10 +232,15 @@ void ExpertsCpu(const ExpertsArgs& args, ThreadPool& pool) {
     for (int64_t i = begin; i < end; ++i) run.Up(tasks[i], mine);
   });
 
+  // With few rows the kernels work on two panels at a time.
   const int64_t panels = (args.y.cols + kPanelOutputs - 1) / kPanelOutputs;
-  pool.ParallelFor(panels, small ? panels : 1, [&](int64_t begin, int64_t end, int worker) {
+  const int64_t run_panels = rows <= 4 && panels >= kDownPanels * pool.size() ? kDownPanels : 1;
+  const int64_t downs = (panels + run_panels - 1) / run_panels;
+  pool.ParallelFor(downs, small ? downs : 1, [&](int64_t begin, int64_t end, int worker) {
     float* mine = scratch(worker);
-    for (int64_t panel = begin; panel < end; ++panel) run.Down(panel, mine);
+    for (int64_t i = begin; i < end; ++i) {
+      run.Down(i * run_panels, std::min(run_panels, panels - i * run_panels), mine);
+    }
   });
 }
 
