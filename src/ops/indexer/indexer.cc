@@ -133,7 +133,6 @@ class Scan {
   Scan(const IndexerArgs& args, const IndexerKernels& kernels, const Cut& cut)
       : args_(args),
         kernels_(kernels),
-        cut_(cut),
         fp4_(args.keys.format == RowFormat::kFp4Index),
         head_groups_((args.heads + kHeadGroup - 1) / kHeadGroup),
         capacity_(TopRows::Capacity(args.top_k)),
@@ -262,7 +261,6 @@ class Scan {
 
   const IndexerArgs& args_;
   const IndexerKernels& kernels_;
-  const Cut& cut_;
   bool fp4_;
   int head_groups_;
   int64_t capacity_;

@@ -1,6 +1,7 @@
 #include "ops/sampling/sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -73,21 +74,40 @@ uint64_t TotalWeight(std::span<const Candidate> candidates) {
 
 // Least weight that reaches `top_p` of `total`; at least 1, so that one token stays.
 uint64_t Share(float top_p, uint64_t total) {
+  if (!(top_p < 1.0f)) return total;
   const double wanted = std::ceil(static_cast<double>(top_p) * static_cast<double>(total));
   return std::clamp<uint64_t>(wanted > 0 ? static_cast<uint64_t>(wanted) : 0, 1, total);
 }
 
-// Keeps the shortest prefix, in order of likelihood, whose weight reaches `wanted` (1 <= wanted <=
-// total weight): a quickselect that halves the undecided part by rank.
-void KeepPrefix(std::vector<Candidate>& candidates, uint64_t wanted) {
+// Buckets of weights, a larger weight never in a lower one: exponent and five mantissa bits.
+constexpr int kBuckets = 31 << 5;
+
+int Bucket(int32_t weight) {
+  return static_cast<int>((std::bit_cast<uint32_t>(static_cast<float>(weight)) >> 18) -
+                          (127u << 5));
+}
+
+// The last token of the shortest prefix, in order of likelihood, whose weight reaches `wanted`
+// (1 <= wanted <= total weight). A histogram finds the bucket it lies in, a quickselect the token.
+RankedToken LastOfPrefix(std::span<const Candidate> candidates, uint64_t wanted) {
+  uint64_t mass[kBuckets] = {};
+  for (const Candidate& c : candidates) mass[Bucket(c.weight)] += static_cast<uint64_t>(c.weight);
+  int bucket = kBuckets - 1;
+  for (; mass[bucket] < wanted; --bucket) wanted -= mass[bucket];
+
+  thread_local std::vector<Candidate> undecided;
+  undecided.clear();
+  for (const Candidate& c : candidates) {
+    if (Bucket(c.weight) == bucket) undecided.push_back(c);
+  }
   auto before = [](const Candidate& a, const Candidate& b) { return a.ranked < b.ranked; };
-  size_t begin = 0;  // [0, begin) is in; [end, ...) is out
-  size_t end = candidates.size();
+  size_t begin = 0;
+  size_t end = undecided.size();
   while (end - begin > 1) {
     const size_t middle = begin + (end - begin) / 2;
-    std::nth_element(candidates.begin() + begin, candidates.begin() + middle,
-                     candidates.begin() + end, before);
-    const uint64_t upper = TotalWeight({candidates.data() + begin, middle - begin});
+    std::nth_element(undecided.begin() + begin, undecided.begin() + middle, undecided.begin() + end,
+                     before);
+    const uint64_t upper = TotalWeight({undecided.data() + begin, middle - begin});
     if (upper >= wanted) {
       end = middle;
     } else {
@@ -95,13 +115,18 @@ void KeepPrefix(std::vector<Candidate>& candidates, uint64_t wanted) {
       begin = middle;
     }
   }
-  candidates.resize(end);
+  return undecided[begin].ranked;
 }
 
-TokenId DrawFrom(std::vector<Candidate>& candidates, uint64_t bits) {
-  std::sort(candidates.begin(), candidates.end(),
-            [](const Candidate& a, const Candidate& b) { return a.ranked.token < b.ranked.token; });
-  uint64_t rest = Draw(bits, TotalWeight(candidates));
+// Draws from the shortest prefix that weighs `wanted`. Candidates in id order, of positive weight.
+TokenId DrawFrom(std::vector<Candidate>& candidates, uint64_t wanted, uint64_t bits) {
+  uint64_t total = TotalWeight(candidates);
+  if (wanted < total) {
+    const RankedToken last = LastOfPrefix(candidates, wanted);
+    std::erase_if(candidates, [&](const Candidate& c) { return last < c.ranked; });
+    total = TotalWeight(candidates);
+  }
+  uint64_t rest = Draw(bits, total);
   for (const Candidate& c : candidates) {
     if (rest < static_cast<uint64_t>(c.weight)) return c.ranked.token;
     rest -= static_cast<uint64_t>(c.weight);
@@ -125,22 +150,15 @@ WeightRule MakeRule(const SamplingParams& params, float max) {
 }
 
 // One of the tokens at +inf, all alike.
-TokenId DrawInfinite(const SamplingArgs& args, const Ranking& ranking, uint64_t bits) {
-  std::vector<RankedToken> all;
-  ranking.Top(static_cast<int64_t>(args.logits.size()), all);
-  std::vector<Candidate> candidates;
-  for (const RankedToken& ranked : all) {
-    if (ranked.key == kPlusInfinityKey) candidates.push_back({ranked, kUnitWeight});
-  }
+TokenId DrawInfinite(const SamplingArgs& args, uint64_t bits) {
   const int64_t top_k = args.params->top_k;
-  if (top_k > 0 && static_cast<size_t>(top_k) < candidates.size()) {
-    std::sort(candidates.begin(), candidates.end(),
-              [](const Candidate& a, const Candidate& b) { return a.ranked < b.ranked; });
-    candidates.resize(top_k);
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < args.logits.size(); ++i) {
+    if (LogitKey(args.logits[i]) != kPlusInfinityKey) continue;
+    candidates.push_back({{kPlusInfinityKey, static_cast<TokenId>(i)}, kUnitWeight});
+    if (static_cast<int64_t>(candidates.size()) == top_k) break;  // ties go to the lower id
   }
-  const float top_p = args.params->top_p;
-  if (top_p < 1.0f) KeepPrefix(candidates, Share(top_p, TotalWeight(candidates)));
-  return DrawFrom(candidates, bits);
+  return DrawFrom(candidates, Share(args.params->top_p, TotalWeight(candidates)), bits);
 }
 
 TokenId DrawTopK(const SamplingArgs& args, const Ranking& ranking, const WeightRule& rule,
@@ -151,6 +169,8 @@ TokenId DrawTopK(const SamplingArgs& args, const Ranking& ranking, const WeightR
   thread_local std::vector<uint64_t> sums;
   thread_local std::vector<Candidate> candidates;
   ranking.Top(args.params->top_k, top);
+  std::sort(top.begin(), top.end(),
+            [](const RankedToken& a, const RankedToken& b) { return a.token < b.token; });
   logits.resize(top.size());
   weights.resize(top.size());
   sums.resize(top.size() / kScanChunk + 1);
@@ -161,9 +181,7 @@ TokenId DrawTopK(const SamplingArgs& args, const Ranking& ranking, const WeightR
   for (size_t i = 0; i < top.size(); ++i) {
     if (weights[i] > 0) candidates.push_back({top[i], weights[i]});
   }
-  const float top_p = args.params->top_p;
-  if (top_p < 1.0f) KeepPrefix(candidates, Share(top_p, TotalWeight(candidates)));
-  return DrawFrom(candidates, bits);
+  return DrawFrom(candidates, Share(args.params->top_p, TotalWeight(candidates)), bits);
 }
 
 TokenId DrawAll(const SamplingArgs& args, const WeightRule& rule, uint64_t bits) {
@@ -180,7 +198,7 @@ TokenId DrawAll(const SamplingArgs& args, const WeightRule& rule, uint64_t bits)
   if (top_p < 1.0f) {
     thread_local std::vector<Candidate> candidates;
     candidates.clear();
-    // Tokens below `least` weigh less than total - wanted together: none is in the prefix.
+    // Tokens below `least` weigh less together than top_p cuts off: none is in the prefix.
     const uint64_t wanted = Share(top_p, total);
     const auto least = static_cast<int32_t>(std::max<uint64_t>(1, (total - wanted) / n));
     for (int64_t begin = 0, chunk = 0; begin < n; begin += kScanChunk, ++chunk) {
@@ -192,8 +210,7 @@ TokenId DrawAll(const SamplingArgs& args, const WeightRule& rule, uint64_t bits)
         candidates.push_back({{LogitKey(args.logits[i]), token}, weights[i]});
       }
     }
-    KeepPrefix(candidates, wanted);
-    return DrawFrom(candidates, bits);
+    return DrawFrom(candidates, wanted, bits);
   }
   uint64_t rest = Draw(bits, total);
   size_t chunk = 0;
@@ -215,7 +232,7 @@ TokenId Sample(const SamplingArgs& args) {
   if (!(params.temperature > 0) || params.top_k == 1) return best.token;
 
   const uint64_t bits = PhiloxBits(params.seed, args.step);
-  if (best.key == kPlusInfinityKey) return DrawInfinite(args, ranking, bits);
+  if (best.key == kPlusInfinityKey) return DrawInfinite(args, bits);
   const WeightRule rule = MakeRule(params, args.logits[best.token]);
   if (params.top_k > 0 && static_cast<size_t>(params.top_k) < args.logits.size()) {
     return DrawTopK(args, ranking, rule, bits);
