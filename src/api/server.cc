@@ -39,7 +39,9 @@ struct IoThread {
   std::thread thread;
 };
 
-asio::awaitable<void> Serve(IoThread& io, std::shared_ptr<Connection> connection) {
+asio::awaitable<void> Serve(const ApiContext& api, IoThread& io,
+                            std::shared_ptr<Connection> connection) {
+  if (api.stopping) co_return;
   io.connections.insert(connection.get());
   co_await connection->Run();
   io.connections.erase(connection.get());
@@ -102,7 +104,7 @@ struct Server::Impl {
         continue;
       }
       auto connection = std::make_shared<Connection>(std::move(socket), io.handler);
-      asio::co_spawn(*io.io, Serve(io, std::move(connection)), asio::detached);
+      asio::co_spawn(*io.io, Serve(api, io, std::move(connection)), asio::detached);
     }
   }
 
@@ -114,6 +116,7 @@ struct Server::Impl {
   }
 
   ~Impl() {
+    api.stopping = true;
     for (auto& io : threads) {
       io->bridge->Close();
       asio::post(*io->io, [this, thread = io.get()] {
