@@ -71,6 +71,7 @@ function(fathom_library name)
       target_link_libraries(${target} PRIVATE fathom_${name})
       target_link_options(${target} PRIVATE -fsanitize=fuzzer)
       set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+      set_property(GLOBAL APPEND PROPERTY FATHOM_FUZZ_TARGETS ${target})
       # New inputs go to the first folder; tests/fuzz/<target> holds seeds and past findings.
       set(corpus ${CMAKE_BINARY_DIR}/corpus/${target})
       file(MAKE_DIRECTORY ${corpus})

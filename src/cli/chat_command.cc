@@ -94,9 +94,9 @@ class Chat {
   }
 
   Status LoadFile(const std::string& path) {
-    FATHOM_ASSIGN(std::string text, ReadTextFile(path));
+    FATHOM_ASSIGN(const std::string text, ReadDocument(path));
     const size_t tokens = runtime_.tokenizer->Encode(text, AddedTokens::kInert).size();
-    document_ += text + "\n\n";
+    document_ += text;
     fmt::print("{}: {} tokens. Ask about it.\n", path, tokens);
     return {};
   }

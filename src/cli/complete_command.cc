@@ -27,8 +27,8 @@ struct CompleteOptions {
 Expected<std::string> PromptText(const CompleteOptions& options) {
   std::string text;
   for (const std::string& path : options.files) {
-    FATHOM_ASSIGN(std::string document, ReadTextFile(path));
-    text += document + "\n\n";
+    FATHOM_ASSIGN(const std::string document, ReadDocument(path));
+    text += document;
   }
   if (!options.prompt.empty()) return text + options.prompt;
   FATHOM_ASSIGN(std::string typed, ReadStandardInput());

@@ -36,4 +36,10 @@ Expected<std::string> ReadTextFile(const std::string& path) {
   return ReadAll(file.get(), path);
 }
 
+Expected<std::string> ReadDocument(const std::string& path) {
+  FATHOM_ASSIGN(std::string text, ReadTextFile(path));
+  while (text.ends_with('\n')) text.pop_back();
+  return text + "\n\n";
+}
+
 }  // namespace fathom

@@ -11,4 +11,7 @@ Expected<std::string> ReadStandardInput();  // to its end
 
 Expected<std::string> ReadTextFile(const std::string& path);
 
+// A file to put before something else: its text, ending in an empty line.
+Expected<std::string> ReadDocument(const std::string& path);
+
 }  // namespace fathom
