@@ -1,0 +1,200 @@
+#include "cli/command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+namespace fathom {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(ParseCount, ReadsVllmsSuffixes) {
+  EXPECT_EQ(ParseCount("0"), 0);
+  EXPECT_EQ(ParseCount("25000"), 25000);
+  EXPECT_EQ(ParseCount("-1"), -1);
+  EXPECT_EQ(ParseCount("25k"), 25000);
+  EXPECT_EQ(ParseCount("25.6k"), 25600);
+  EXPECT_EQ(ParseCount("1K"), 1024);
+  EXPECT_EQ(ParseCount("1m"), 1'000'000);
+  EXPECT_EQ(ParseCount("1M"), 1'048'576);
+  EXPECT_EQ(ParseCount("2g"), 2'000'000'000);
+  EXPECT_EQ(ParseCount("2G"), int64_t{2} << 30);
+}
+
+TEST(ParseCount, RefusesWhatIsNoWholeNumber) {
+  for (const char* text : {"", "k", "1.5", "1kk", "1x", "0x10", " 1", "1 ", "nan", "inf", "1e30",
+                           "99999999999999999999"}) {
+    const Expected<int64_t> count = ParseCount(text);
+    EXPECT_FALSE(count.has_value()) << text;
+    EXPECT_THAT(count.error().message, HasSubstr(fmt::format("'{}'", text)));
+  }
+}
+
+TEST(EnvironmentName, IsTheFlagInCapitals) {
+  EXPECT_EQ(EnvironmentName("max-model-len"), "FATHOM_MAX_MODEL_LEN");
+  EXPECT_EQ(EnvironmentName("attention-config.indexer_kv_dtype"),
+            "FATHOM_ATTENTION_CONFIG_INDEXER_KV_DTYPE");
+}
+
+TEST(NormaliseArguments, TouchesOnlyTheFirstPartOfLongFlags) {
+  std::vector<std::string> words = {"fathom", "a_model", "--max_model_len", "--a_b.c_d=e_f", "-x_y",
+                                    "--",     "--x_y"};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  EXPECT_THAT(NormaliseArguments(static_cast<int>(argv.size()), argv.data()),
+              ElementsAre("a_model", "--max-model-len", "--a-b.c_d=e_f", "-x_y", "--", "--x_y"));
+}
+
+// One command with a setting of every type.
+class CommandTest : public ::testing::Test {
+ protected:
+  struct Values {
+    std::string text = "t", choice = "a";
+    std::vector<std::string> list;
+    int count = 7;
+    double real = 0.5;
+    bool off = false, on = true;
+  };
+
+  ~CommandTest() override {
+    for (const std::string& name : environment_) unsetenv(name.c_str());
+    std::remove(path_.c_str());
+  }
+
+  void SetEnvironment(const std::string& name, const std::string& value) {
+    setenv(name.c_str(), value.c_str(), 1);
+    environment_.push_back(name);
+  }
+
+  std::string WriteFile(const std::string& text) {
+    std::ofstream(path_) << text;
+    return path_;
+  }
+
+  // The message of the error that ended parsing; empty when there was none.
+  std::string Run(std::vector<std::string> arguments) {
+    values_ = {};
+    ran_ = false;
+    CLI::App app("test");
+    auto command = Command::Add(app, "go", "summary", "  example");
+    command->Text("--text", values_.text, "T", "help");
+    command->Choice("--choice", values_.choice, {"a", "b"}, "help");
+    command->List("--list", values_.list, "L", "help");
+    command->Count("--count", values_.count, 1, 100, "help");
+    command->Real("--real", values_.real, 0, 1, "help");
+    command->Switch("--off", values_.off, "help");
+    command->Switch("--on", values_.on, "help");
+    command->NoEffect("--other", false, "reason");
+    command->Secret("--text");
+    int exit_code = -1;
+    command->OnRun(&exit_code, [this](Command& self) {
+      ran_ = true;
+      config_ = self.PrintConfig();
+      notices_ = self.Notices();
+      return 0;
+    });
+    arguments.insert(arguments.begin(), "go");
+    std::reverse(arguments.begin(), arguments.end());
+    try {
+      app.parse(std::move(arguments));
+    } catch (const CLI::ParseError& error) {
+      return error.what();
+    }
+    EXPECT_EQ(exit_code, 0);
+    return "";
+  }
+
+  Values values_;
+  bool ran_ = false;
+  std::string config_;
+  std::vector<std::string> notices_;
+
+ private:
+  std::string path_ = ::testing::TempDir() + "/fathom_command_test.yaml";
+  std::vector<std::string> environment_;
+};
+
+TEST_F(CommandTest, DefaultsStandWithoutAnySource) {
+  ASSERT_EQ(Run({}), "");
+  EXPECT_EQ(values_.count, 7);
+  EXPECT_TRUE(values_.on);
+  EXPECT_THAT(config_, HasSubstr("count: 7"));
+  EXPECT_TRUE(notices_.empty());
+}
+
+TEST_F(CommandTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
+  const std::string file = WriteFile("count: 10\nreal: 0.25\nchoice: b\n");
+  SetEnvironment("FATHOM_COUNT", "20");
+  SetEnvironment("FATHOM_REAL", "0.75");
+  ASSERT_EQ(Run({"--config", file, "--count", "30"}), "");
+  EXPECT_EQ(values_.count, 30);
+  EXPECT_EQ(values_.real, 0.75);
+  EXPECT_EQ(values_.choice, "b");
+  EXPECT_EQ(values_.text, "t");
+}
+
+TEST_F(CommandTest, SwitchesHaveTwoFormsInEverySource) {
+  ASSERT_EQ(Run({"--off", "--no-on"}), "");
+  EXPECT_TRUE(values_.off);
+  EXPECT_FALSE(values_.on);
+  ASSERT_EQ(Run({"--off=True", "--on=false"}), "");
+  EXPECT_TRUE(values_.off);
+  EXPECT_FALSE(values_.on);
+  SetEnvironment("FATHOM_OFF", "1");
+  SetEnvironment("FATHOM_ON", "off");
+  ASSERT_EQ(Run({}), "");
+  EXPECT_TRUE(values_.off);
+  EXPECT_FALSE(values_.on);
+  ASSERT_EQ(Run({"--no-off", "--config", WriteFile("on: true")}), "");
+  EXPECT_FALSE(values_.off);
+  EXPECT_FALSE(values_.on);  // the environment beats the file
+}
+
+TEST_F(CommandTest, ListsComeFromRepeatedFlagsCommasAndSequences) {
+  ASSERT_EQ(Run({"--list", "a", "--list", "b"}), "");
+  EXPECT_THAT(values_.list, ElementsAre("a", "b"));
+  ASSERT_EQ(Run({"--config", WriteFile("list: [c, d]")}), "");
+  EXPECT_THAT(values_.list, ElementsAre("c", "d"));
+  SetEnvironment("FATHOM_LIST", "e,f");
+  ASSERT_EQ(Run({}), "");
+  EXPECT_THAT(values_.list, ElementsAre("e", "f"));
+}
+
+TEST_F(CommandTest, MistakesNameTheirSource) {
+  EXPECT_THAT(Run({"--count", "0"}), HasSubstr("--count"));
+  EXPECT_THAT(Run({"--count", "101"}), HasSubstr("between 1 and 100"));
+  EXPECT_THAT(Run({"--real", "1.5"}), HasSubstr("--real"));
+  EXPECT_THAT(Run({"--choice", "c"}), HasSubstr("a, b"));
+  EXPECT_THAT(Run({"--unknown"}), HasSubstr("--unknown"));
+  EXPECT_THAT(Run({"--config", WriteFile("real: 1\ncount: x")}), HasSubstr(".yaml:2"));
+  EXPECT_THAT(Run({"--config", WriteFile("unknown: 1")}), HasSubstr("unknown"));
+  EXPECT_THAT(Run({"--config", WriteFile("config: other.yaml")}), HasSubstr("config"));
+  EXPECT_THAT(Run({"--config", WriteFile("off: maybe")}), HasSubstr("maybe"));
+  EXPECT_THAT(Run({"--config", WriteFile("- a\n- b")}), HasSubstr("map"));
+  EXPECT_THAT(Run({"--config", WriteFile("count: 1\ncount: 2")}), HasSubstr("twice"));
+  EXPECT_THAT(Run({"--config", WriteFile("{")}), HasSubstr(".yaml"));
+  EXPECT_FALSE(ran_);
+  SetEnvironment("FATHOM_COUNT", "many");
+  EXPECT_THAT(Run({}), HasSubstr("FATHOM_COUNT"));
+}
+
+TEST_F(CommandTest, WhatHasNoEffectIsNamedWhenGiven) {
+  ASSERT_EQ(Run({"--other", "x"}), "");
+  EXPECT_THAT(notices_, ElementsAre("--other has no effect: reason"));
+  ASSERT_EQ(Run({"--config", WriteFile("other: {a: 1, b: [true, 'no']}")}), "");
+  EXPECT_THAT(notices_, ElementsAre("--other has no effect: reason"));
+  EXPECT_THAT(config_, HasSubstr(R"({"a":1,"b":[true,"no"]})"));
+}
+
+TEST_F(CommandTest, SecretsAreNotPrinted) {
+  ASSERT_EQ(Run({"--text", "hunter2"}), "");
+  EXPECT_THAT(config_, HasSubstr("(hidden)"));
+  EXPECT_THAT(config_, ::testing::Not(HasSubstr("hunter2")));
+}
+
+}  // namespace
+}  // namespace fathom
