@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 #include "ops/indexer/kernels.h"
+#include "ops/indexer/scan.h"
 #include "ops/indexer/top_rows.h"
 
 namespace fathom::ops {
@@ -115,161 +115,9 @@ Cut CutWork(const IndexerArgs& args, int threads) {
   return cut;
 }
 
-// Bytes of one worker's scratch, laid out in this order, every part 64-byte aligned.
-struct Layout {
-  int64_t tiles;    // kBatchTiles tiles
-  int64_t queries;  // [max_tokens, head groups]
-  int64_t stage;    // 16 rows copied together where a tile crosses pages
-  int64_t buffers;  // [max_tokens, 2, capacity]
-  int64_t total;
-};
-
 constexpr int64_t Align(int64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
-
-class Scan {
- public:
-  Scan(const IndexerArgs& args, const IndexerKernels& kernels, const Cut& cut)
-      : args_(args),
-        kernels_(kernels),
-        fp4_(args.keys.format == RowFormat::kFp4Index),
-        head_groups_((args.heads + kHeadGroup - 1) / kHeadGroup),
-        capacity_(TopRows::Capacity(args.top_k)),
-        data_bytes_(RowDataBytes(args.keys.format, kIndexDim)),
-        scale_bytes_(RowScaleBytes(args.keys.format)) {
-    query_bytes_ =
-        head_groups_ * static_cast<int64_t>(fp4_ ? sizeof(Fp4Heads) : sizeof(FloatHeads));
-    tile_bytes_ = fp4_ ? sizeof(Fp4Tile) : sizeof(FloatTile);
-    layout_.tiles = 0;
-    layout_.queries = Align(kBatchTiles * tile_bytes_);
-    layout_.stage = layout_.queries + Align(cut.max_tokens * query_bytes_);
-    layout_.buffers = layout_.stage + Align(kTileRows * (data_bytes_ + scale_bytes_));
-    layout_.total = layout_.buffers + Align(cut.max_tokens * 2 * capacity_ * 4);
-  }
-
-  int64_t scratch_bytes() const { return layout_.total; }
-
-  // Scans rows [first, last) for the tokens of `group`; tops[i] receives the best of token i.
-  void Run(const Group& group, int32_t first, int32_t last, std::byte* scratch, TopRows* tops) {
-    const int tokens = static_cast<int>(group.end - group.begin);
-    auto* buffers = reinterpret_cast<int32_t*>(scratch + layout_.buffers);
-    for (int i = 0; i < tokens; ++i) {
-      int32_t* keys = buffers + 2 * i * capacity_;
-      tops[i].Start(args_.top_k, keys, keys + capacity_);
-      PackQuery(group.begin + i, scratch + layout_.queries + i * query_bytes_);
-    }
-    const StepView& step = *args_.step;
-    const int32_t* blocks = step.blocks_of(step.sequence[group.begin]);
-    alignas(64) float scores[kBatchRows];
-    for (int32_t row = first; row < last; row += kBatchRows) {
-      if (row + kBatchRows < last) Prefetch(blocks, row + kBatchRows, last);
-      const int count = CeilDiv(std::min(kBatchRows, last - row), kTileRows);
-      for (int i = 0; i < count; ++i) {
-        Expand(blocks, row + i * kTileRows, last, scratch, i);
-      }
-      for (int i = 0; i < tokens; ++i) {
-        const int64_t token = group.begin + i;
-        const int32_t n =
-            std::min(std::min(kBatchRows, last - row), VisibleRows(step, token) - row);
-        if (n <= 0) continue;
-        Score(scratch, CeilDiv(n, kTileRows), scratch + layout_.queries + i * query_bytes_, scores);
-        if (args_.scores != nullptr) {
-          std::copy(scores, scores + n, args_.scores + token * args_.scores_stride + row);
-        }
-        tops[i].Offer(kernels_, scores, n, row);
-      }
-    }
-    for (int i = 0; i < tokens; ++i) tops[i].Keep(kernels_);
-  }
-
- private:
-  void PackQuery(int64_t token, std::byte* out) const {
-    const float* q = args_.q.f32_row(token);
-    const float* w = args_.w.f32_row(token);
-    if (fp4_) {
-      kernels_.pack_fp4(q, w, args_.heads, reinterpret_cast<Fp4Heads*>(out));
-      return;
-    }
-    auto* heads = reinterpret_cast<FloatHeads*>(out);
-    for (int first = 0; first < args_.heads; first += kHeadGroup, ++heads) {
-      const int count = std::min(kHeadGroup, args_.heads - first);
-      if (count < kHeadGroup) std::memset(heads, 0, sizeof(*heads));
-      std::memcpy(heads->q, q + first * kIndexDim, sizeof(float) * kIndexDim * count);
-      std::memcpy(heads->w, w + first, sizeof(float) * count);
-    }
-  }
-
-  // Rows [row, row + 16) as tile `index`; rows at and beyond `last` may hold anything.
-  void Expand(const int32_t* blocks, int32_t row, int32_t last, std::byte* scratch,
-              int index) const {
-    const PagedRows& keys = args_.keys;
-    const int32_t in_page = row % keys.rows_per_page;
-    const int32_t block = blocks[row / keys.rows_per_page];
-    const auto* data = reinterpret_cast<const uint8_t*>(keys.data(block, in_page));
-    const auto* scale = reinterpret_cast<const uint8_t*>(keys.scale(block, in_page));
-    if (in_page + kTileRows > keys.rows_per_page) {
-      auto* stage = reinterpret_cast<uint8_t*>(scratch + layout_.stage);
-      for (int i = 0; i < kTileRows; ++i) {
-        const int32_t r = std::min(row + i, last - 1);
-        const int32_t b = blocks[r / keys.rows_per_page];
-        std::memcpy(stage + i * data_bytes_, keys.data(b, r % keys.rows_per_page), data_bytes_);
-        std::memcpy(stage + kTileRows * data_bytes_ + i * scale_bytes_,
-                    keys.scale(b, r % keys.rows_per_page), scale_bytes_);
-      }
-      data = stage;
-      scale = stage + kTileRows * data_bytes_;
-    }
-    std::byte* tile = scratch + layout_.tiles + index * tile_bytes_;
-    switch (keys.format) {
-      case RowFormat::kFp4Index:
-        return kernels_.expand_fp4(data, scale, reinterpret_cast<Fp4Tile*>(tile));
-      case RowFormat::kFp8Index:
-        return kernels_.expand_fp8(data, scale, reinterpret_cast<FloatTile*>(tile));
-      case RowFormat::kBf16:
-        return kernels_.expand_bf16(data, scale, reinterpret_cast<FloatTile*>(tile));
-      case RowFormat::kF32:
-        return kernels_.expand_f32(data, scale, reinterpret_cast<FloatTile*>(tile));
-      case RowFormat::kFp8Main: break;
-    }
-    FATHOM_CHECK(false);
-  }
-
-  void Score(std::byte* scratch, int count, std::byte* query, float* scores) const {
-    std::byte* tiles = scratch + layout_.tiles;
-    if (fp4_) {
-      kernels_.score_fp4(reinterpret_cast<Fp4Tile*>(tiles), count,
-                         reinterpret_cast<Fp4Heads*>(query), head_groups_, scores);
-    } else {
-      kernels_.score_float(reinterpret_cast<FloatTile*>(tiles), count,
-                           reinterpret_cast<FloatHeads*>(query), head_groups_, scores);
-    }
-  }
-
-  // Pages lie a block apart, so the hardware's prefetcher starts anew on each.
-  void Prefetch(const int32_t* blocks, int32_t row, int32_t last) const {
-    const PagedRows& keys = args_.keys;
-    const int32_t end = std::min(row + kBatchRows, last);
-    for (; row < end; row += kTileRows) {
-      const int32_t block = blocks[row / keys.rows_per_page];
-      const int32_t in_page = row % keys.rows_per_page;
-      const std::byte* data = keys.data(block, in_page);
-      for (int64_t i = 0; i < kTileRows * data_bytes_; i += 64) __builtin_prefetch(data + i, 0, 2);
-      __builtin_prefetch(keys.scale(block, in_page), 0, 2);
-    }
-  }
-
-  const IndexerArgs& args_;
-  const IndexerKernels& kernels_;
-  bool fp4_;
-  int head_groups_;
-  int64_t capacity_;
-  int64_t data_bytes_;
-  int64_t scale_bytes_;
-  int64_t query_bytes_;
-  int64_t tile_bytes_;
-  Layout layout_;
-};
 
 constexpr int kMostTokens = 32;  // of a group
 
@@ -296,7 +144,7 @@ void IndexerCpu(const IndexerArgs& args, ThreadPool& pool) {
   });
   if (cut.groups.empty()) return;
 
-  Scan scan(args, kernels, cut);
+  const IndexerScan scan(args, kernels, cut.max_tokens);
   const int64_t groups = static_cast<int64_t>(cut.groups.size());
   const int64_t items = groups * cut.ranges;
   // Where ranges are merged, worker 0's scratch holds their results before its own.
@@ -322,7 +170,7 @@ void IndexerCpu(const IndexerArgs& args, ThreadPool& pool) {
       const int32_t range = static_cast<int32_t>(item % cut.ranges);
       const int32_t first = std::min(range * cut.range_rows, group.rows);
       const int32_t last = std::min(first + cut.range_rows, group.rows);
-      scan.Run(group, first, last, scratch(worker), tops);
+      scan.Run(group.begin, group.end, first, last, scratch(worker), tops);
       for (int64_t t = group.begin; t < group.end; ++t) {
         const TopRows& top = tops[t - group.begin];
         if (cut.ranges == 1) {
