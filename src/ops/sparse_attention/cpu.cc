@@ -17,7 +17,7 @@
 namespace fathom::ops {
 namespace {
 
-// (token, head) pairs of a tile: their states and queries fill a quarter of L2.
+// (token, head) pairs of a tile: their states fill an eighth of L2.
 constexpr int kTileQueries = 128;
 
 int PadHeads(int heads) {
@@ -58,7 +58,7 @@ class Attention {
   }
 
  private:
-  // What a worker's scratch holds, in order: the row store, packed queries, p, one partial state
+  // What a worker's scratch holds, in order: the row store, one packed query, p, one partial state
   // and `states` running ones.
   struct Scratch {
     std::byte* rows;
@@ -68,19 +68,18 @@ class Attention {
     float* states;
   };
 
-  size_t ScratchBytes(int queries, int heads, int states) const {
+  size_t ScratchBytes(int heads, int states) const {
     return RowStore::ScratchBytes(bf16_rows_) +
-           sizeof(float) * (int64_t{queries} * kHeadDim + int64_t{heads} * kAttentionSegment +
+           sizeof(float) * (int64_t{heads} * (kHeadDim + kAttentionSegment) +
                             (1 + states) * StateFloats(heads));
   }
 
-  Scratch ScratchOf(int worker, int queries, int heads, int states) {
-    auto* memory =
-        static_cast<std::byte*>(pool_.Scratch(worker, ScratchBytes(queries, heads, states)));
+  Scratch ScratchOf(int worker, int heads, int states) {
+    auto* memory = static_cast<std::byte*>(pool_.Scratch(worker, ScratchBytes(heads, states)));
     Scratch scratch;
     scratch.rows = memory;
     scratch.q = reinterpret_cast<float*>(memory + RowStore::ScratchBytes(bf16_rows_));
-    scratch.p = scratch.q + int64_t{queries} * kHeadDim;
+    scratch.p = scratch.q + int64_t{heads} * kHeadDim;
     scratch.part = scratch.p + int64_t{heads} * kAttentionSegment;
     scratch.states = scratch.part + StateFloats(heads);
     return scratch;
@@ -141,47 +140,62 @@ class Attention {
     }
     pool_.ParallelFor(static_cast<int64_t>(tiles.size()), 1,
                       [&](int64_t begin, int64_t end, int worker) {
-                        const Scratch scratch = ScratchOf(worker, size * heads, heads, size);
+                        const Scratch scratch = ScratchOf(worker, heads, size);
                         for (int64_t i = begin; i < end; ++i) RunTile(tiles[i], heads, scratch);
                       });
   }
 
+  // Segments of rows that all tokens share (HCA) are expanded once, so the tile's tokens keep their
+  // states while the segments go by; where only one such segment exists, or every token selects its
+  // own rows, a token is finished before the next and its query and state stay in the first-level
+  // cache. The order within a token is the same.
   void RunTile(const Tile& tile, int heads, const Scratch& scratch) const {
     RowStore store(args_, kernels_, bf16_rows_, scratch.rows);
     store.Reset(tile.sequence);
     TokenEntries entries[kAttentionTile];
-    int segments = 1;
-    int32_t compressed = 0;
     const int32_t count = tile.end - tile.begin;
-    for (int32_t i = 0; i < count; ++i) {
-      entries[i] = EntriesOf(args_, tile.begin + i);
-      segments = std::max(segments, entries[i].segments());
-      compressed = std::max(compressed, entries[i].compressed);
-      PackQueries(tile.begin + i, 0, heads, scratch.q + int64_t{i} * heads * kHeadDim);
-    }
-    const AttentionState part = StateAt(scratch.part, heads);
-    for (int segment = 0; segment < segments; ++segment) {
+    for (int32_t i = 0; i < count; ++i) entries[i] = EntriesOf(args_, tile.begin + i);
+    const TokenEntries& last = entries[count - 1];  // sees the most shared rows
+    const void* const* window = store.Window(entries[0].window_begin, last.position);
+
+    const auto attend = [&](int32_t i, int segment, const void* const* shared, int state) {
+      const int32_t token = tile.begin + i;
       const int32_t before = (segment - 1) * kAttentionSegment;
-      const void* const* shared = nullptr;
+      const int32_t rows = SegmentRows(entries[i], segment);
+      const AttentionState to = StateAt(scratch.states + state * StateFloats(heads), heads);
       if (segment == 0) {
-        shared = store.Window(entries[0].window_begin, entries[count - 1].position);
-      } else if (args_.selected == nullptr) {
-        shared = store.Consecutive(before, std::min(compressed - before, kAttentionSegment));
+        const int32_t skip = entries[i].window_begin - entries[0].window_begin;
+        return Attend(scratch.q, heads, window + skip, rows, scratch.p, to);
       }
+      const AttentionState part = StateAt(scratch.part, heads);
+      const void* const* pointers =
+          args_.selected == nullptr
+              ? shared
+              : store.Selected(args_.selected + int64_t{token} * args_.top_k + before, rows);
+      Attend(scratch.q, heads, pointers, rows, scratch.p, part);
+      kernels_.merge(to, part, heads);
+    };
+
+    if (args_.selected != nullptr || last.segments() <= 2) {
+      const void* const* shared = args_.selected == nullptr && last.compressed > 0
+                                      ? store.Consecutive(0, last.compressed)
+                                      : nullptr;
       for (int32_t i = 0; i < count; ++i) {
-        if (segment >= entries[i].segments()) continue;
-        const int32_t rows = SegmentRows(entries[i], segment);
-        const void* const* pointers = shared;
-        if (segment == 0) {
-          pointers = shared + (entries[i].window_begin - entries[0].window_begin);
-        } else if (args_.selected != nullptr) {
-          pointers =
-              store.Selected(args_.selected + int64_t{tile.begin + i} * args_.top_k + before, rows);
-        }
-        const AttentionState state = StateAt(scratch.states + i * StateFloats(heads), heads);
-        Attend(scratch.q + int64_t{i} * heads * kHeadDim, heads, pointers, rows, scratch.p,
-               segment == 0 ? state : part);
-        if (segment > 0) kernels_.merge(state, part, heads);
+        PackQueries(tile.begin + i, 0, heads, scratch.q);
+        for (int s = 0; s < entries[i].segments(); ++s) attend(i, s, shared, 0);
+        Finish(tile.begin + i, 0, heads, StateAt(scratch.states, heads));
+      }
+      return;
+    }
+    for (int s = 0; s < last.segments(); ++s) {
+      const int32_t before = (s - 1) * kAttentionSegment;
+      const void* const* shared =
+          s == 0 ? nullptr
+                 : store.Consecutive(before, std::min(last.compressed - before, kAttentionSegment));
+      for (int32_t i = 0; i < count; ++i) {
+        if (s >= entries[i].segments()) continue;
+        PackQueries(tile.begin + i, 0, heads, scratch.q);
+        attend(i, s, shared, i);
       }
     }
     for (int32_t i = 0; i < count; ++i) {
@@ -217,7 +231,7 @@ class Attention {
     // Partial states exist for one wave of items at a time, so memory does not grow with context.
     const int wave = 2 * wanted;
     const int64_t state_floats = StateFloats(group_heads);
-    const size_t own_bytes = ScratchBytes(group_heads, group_heads, 0);
+    const size_t own_bytes = ScratchBytes(group_heads, 0);
     auto* shared = reinterpret_cast<float*>(
         static_cast<std::byte*>(pool_.Scratch(
             0, own_bytes + sizeof(float) * (wave + int64_t{tokens} * groups) * state_floats)) +
@@ -227,7 +241,7 @@ class Attention {
     for (int64_t first = 0; first < item_count; first += wave) {
       const int64_t count = std::min<int64_t>(wave, item_count - first);
       pool_.ParallelFor(count, 1, [&](int64_t begin, int64_t end, int worker) {
-        const Scratch scratch = ScratchOf(worker, group_heads, group_heads, 0);
+        const Scratch scratch = ScratchOf(worker, group_heads, 0);
         for (int64_t i = begin; i < end; ++i) {
           RunItem(items[first + i], group_heads, scratch,
                   StateAt(shared + i * state_floats, group_heads));

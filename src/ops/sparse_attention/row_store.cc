@@ -16,7 +16,14 @@ int64_t ScratchRowBytes(bool bf16_rows) {
   return kHeadDim * (bf16_rows ? 2 : 4) + 64;
 }
 
+constexpr size_t kWindowPointerBytes = (kWindowRows + kPad + 6) * sizeof(void*);
 constexpr size_t kPointerBytes = (kAttentionSegment + kPad + 5) * sizeof(void*);
+static_assert(kWindowPointerBytes % 64 == 0 && kPointerBytes % 64 == 0);
+
+const void* const* Pad(const void** pointers, int32_t count) {
+  for (int i = 0; i < kPad; ++i) pointers[count + i] = pointers[count - 1];
+  return pointers;
+}
 
 void Prefetch(const std::byte* data, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
@@ -25,7 +32,7 @@ void Prefetch(const std::byte* data, int64_t bytes) {
 }  // namespace
 
 size_t RowStore::ScratchBytes(bool bf16_rows) {
-  return kPointerBytes + kCachedRows * (2 * sizeof(int32_t) + sizeof(void*)) +
+  return kWindowPointerBytes + kPointerBytes + kCachedRows * (2 * sizeof(int32_t) + sizeof(void*)) +
          (kWindowRows + kAttentionSegment + kCachedRows) * ScratchRowBytes(bf16_rows);
 }
 
@@ -43,6 +50,7 @@ RowStore::RowStore(const SparseAttentionArgs& args, const AttentionKernels& kern
   window_space_ = take(kWindowRows * row_bytes_);
   spill_space_ = take(kAttentionSegment * row_bytes_);
   cached_space_ = take(kCachedRows * row_bytes_);
+  window_pointers_ = reinterpret_cast<const void**>(take(kWindowPointerBytes));
   pointers_ = reinterpret_cast<const void**>(take(kPointerBytes));
   cached_pointer_ = reinterpret_cast<const void**>(take(kCachedRows * sizeof(void*)));
   cached_row_ = reinterpret_cast<int32_t*>(take(kCachedRows * sizeof(int32_t)));
@@ -72,20 +80,15 @@ const void* RowStore::Materialise(const RowAddress& row, RowFormat format, std::
   return space;
 }
 
-const void* const* RowStore::Pad(int32_t count) {
-  for (int i = 0; i < kPad; ++i) pointers_[count + i] = pointers_[count - 1];
-  return pointers_;
-}
-
 const void* const* RowStore::Window(int32_t first, int32_t last) {
   FATHOM_CHECK(last - first < kWindowRows);
   const int32_t own = args_.step->first_position(sequence_);
   for (int32_t p = first; p <= last; ++p) {
-    pointers_[p - first] = Materialise(WindowRow(args_, sequence_, p),
-                                       p >= own ? args_.step_rows.format : args_.ring.format,
-                                       window_space_ + (p - first) * row_bytes_);
+    window_pointers_[p - first] = Materialise(WindowRow(args_, sequence_, p),
+                                              p >= own ? args_.step_rows.format : args_.ring.format,
+                                              window_space_ + (p - first) * row_bytes_);
   }
-  return Pad(last - first + 1);
+  return Pad(window_pointers_, last - first + 1);
 }
 
 const void* const* RowStore::Consecutive(int32_t first, int32_t count) {
@@ -93,7 +96,7 @@ const void* const* RowStore::Consecutive(int32_t first, int32_t count) {
     pointers_[i] = Materialise(CompressedRow(args_, sequence_, first + i), args_.compressed.format,
                                spill_space_ + i * row_bytes_);
   }
-  return Pad(count);
+  return Pad(pointers_, count);
 }
 
 const void* const* RowStore::Selected(const int32_t* rows, int32_t count) {
@@ -123,7 +126,7 @@ const void* const* RowStore::Selected(const int32_t* rows, int32_t count) {
     cached_use_[place] = use_;
     pointers_[i] = cached_pointer_[place];
   }
-  return Pad(count);
+  return Pad(pointers_, count);
 }
 
 }  // namespace fathom::ops

@@ -26,7 +26,8 @@ class RowStore {
   // Forgets everything and turns to a sequence.
   void Reset(int32_t sequence);
 
-  // Pointers to the window rows of positions first .. last, at most kWindowRows.
+  // Pointers to the window rows of positions first .. last, at most kWindowRows. They stay valid
+  // until the next call of Window; the two below share theirs with each other.
   const void* const* Window(int32_t first, int32_t last);
 
   // Pointers to compressed rows first .. first + count - 1, at most kAttentionSegment.
@@ -37,21 +38,21 @@ class RowStore {
 
  private:
   const void* Materialise(const RowAddress& row, RowFormat format, std::byte* space) const;
-  const void* const* Pad(int32_t count);
 
   const SparseAttentionArgs& args_;
   const AttentionKernels& kernels_;
   const bool bf16_rows_;
   const int64_t row_bytes_;
   int32_t sequence_ = 0;
-  int32_t use_ = 0;              // counts calls of Selected since Reset
-  const void** pointers_;        // [kAttentionSegment + 3]
-  int32_t* cached_row_;          // [kCachedRows] row held, or -1
-  int32_t* cached_use_;          // [kCachedRows] last use_ that asked for it
-  const void** cached_pointer_;  // [kCachedRows]
-  std::byte* window_space_;      // kWindowRows rows
-  std::byte* spill_space_;       // kAttentionSegment rows
-  std::byte* cached_space_;      // kCachedRows rows
+  int32_t use_ = 0;               // counts calls of Selected since Reset
+  const void** window_pointers_;  // [kWindowRows + 3]
+  const void** pointers_;         // [kAttentionSegment + 3]
+  int32_t* cached_row_;           // [kCachedRows] row held, or -1
+  int32_t* cached_use_;           // [kCachedRows] last use_ that asked for it
+  const void** cached_pointer_;   // [kCachedRows]
+  std::byte* window_space_;       // kWindowRows rows
+  std::byte* spill_space_;        // kAttentionSegment rows
+  std::byte* cached_space_;       // kCachedRows rows
 };
 
 }  // namespace fathom::ops
