@@ -1,10 +1,9 @@
 // The panel kernels for AVX-512 (F, BW, DQ, VL, VBMI): see linear_kernels.h for the order of sums
 // and packed_weight.h for the layouts.
 //
-// Few rows: weights are expanded in registers and used at once, so a weight is read once at its
-// stored width. More rows: 256 inputs of a panel are expanded to f32 in L1, then every group of
-// six rows multiplies with them: 12 independent sums, two weight loads and six broadcasts per
-// input keep both multiply-add ports busy.
+// Few rows: weights are expanded in registers and used at once. More rows: 256 inputs of a panel
+// are expanded to f32 in L1, then every group of six rows multiplies with them: 12 independent
+// sums, two weight loads and six broadcasts per input keep both multiply-add ports busy.
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 warns about the undefined pass-through operands inside its own intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -18,11 +17,13 @@
 namespace fathom::ops {
 namespace {
 
-// Each source expands one unit: kUnit inputs of 32 outputs, w[input][output half].
+// Each source expands one unit: kUnit inputs of 32 outputs, w[input][output half]. Up to
+// kDirectRows rows it is cheaper to expand once per eight rows than to go through the tile.
 
 struct F32Source {
   static constexpr int kUnit = 2;
   static constexpr int kUnitBytes = 256;
+  static constexpr int kDirectRows = 32;
   static constexpr int kChunk = 64;
   void Expand(const uint8_t* p, __m512 (&w)[2][2]) const {
     w[0][0] = _mm512_loadu_ps(p);
@@ -41,6 +42,7 @@ inline void SplitPairs(__m512i pairs, __m512& first, __m512& second) {
 struct Bf16Source {
   static constexpr int kUnit = 2;
   static constexpr int kUnitBytes = 128;
+  static constexpr int kDirectRows = 32;
   static constexpr int kChunk = 64;
   void Expand(const uint8_t* p, __m512 (&w)[2][2]) const {
     SplitPairs(_mm512_loadu_si512(p), w[0][0], w[1][0]);
@@ -80,6 +82,7 @@ constexpr E4m3Tables kE4m3;
 struct Fp8Source {
   static constexpr int kUnit = 2;
   static constexpr int kUnitBytes = 64;
+  static constexpr int kDirectRows = 8;
   static constexpr int kChunk = 64;
   __m512i low0 = _mm512_load_si512(kE4m3.low);
   __m512i low1 = _mm512_load_si512(kE4m3.low + 64);
@@ -99,6 +102,7 @@ struct Fp8Source {
 struct Fp4Source {
   static constexpr int kUnit = 4;
   static constexpr int kUnitBytes = 64;
+  static constexpr int kDirectRows = 16;
   static constexpr int kChunk = 32;
   __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
                                  -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
@@ -151,6 +155,10 @@ inline __mmask16 HalfMask(int64_t cols, int half) {
   return left >= 16 ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1);
 }
 
+// Decode streams weights from memory: the hardware prefetcher stops at every 4 KiB page. At a
+// panel's end this reads ahead into the next panel, which comes next or is at work already.
+constexpr int kPrefetchBytes = 4096;
+
 // Rows r0 .. r0+kRows-1, kPanels panels, weights expanded in registers.
 template <class Source, int kRows, int kPanels>
 void Direct(const PanelJob& job, int64_t panel, int64_t r0) {
@@ -163,10 +171,7 @@ void Direct(const PanelJob& job, int64_t panel, int64_t r0) {
     weights[p] = job.weights + (panel + p) * job.panel_bytes;
     scales[p] = job.scales + (panel + p) * job.panel_scales;
   }
-  __m512 total[kPanels][kRows][2];
-  for (auto& panel_total : total) {
-    for (auto& row : panel_total) row[0] = row[1] = _mm512_setzero_ps();
-  }
+  alignas(64) float total[kPanels][kRows][kPanelOutputs];
   for (int64_t k0 = 0; k0 < job.depth; k0 += Source::kChunk) {
     const int64_t k1 = Min(job.depth, k0 + Source::kChunk);
     __m512 partial[kPanels][kRows][2];
@@ -178,10 +183,13 @@ void Direct(const PanelJob& job, int64_t panel, int64_t r0) {
       for (int p = 0; p < kPanels; ++p) {
         __m512 w[Source::kUnit][2];
         source.Expand(weights[p], w);
+        for (int line = 0; line < Source::kUnitBytes; line += 64) {
+          _mm_prefetch(weights[p] + kPrefetchBytes + line, _MM_HINT_T0);
+        }
         weights[p] += Source::kUnitBytes;
 #pragma GCC unroll 4
         for (int i = 0; i < Source::kUnit; ++i) {
-#pragma GCC unroll 6
+#pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
             const __m512 value = _mm512_set1_ps(x[r][k + i]);
             partial[p][r][0] = _mm512_fmadd_ps(value, w[i][0], partial[p][r][0]);
@@ -190,12 +198,17 @@ void Direct(const PanelJob& job, int64_t panel, int64_t r0) {
         }
       }
     }
+    // Keeps the totals in memory between chunks: the partial sums need the registers.
+    asm volatile("" : : : "memory");
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
-#pragma GCC unroll 6
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        total[p][r][0] = AddChunk<Source>(scales[p], k0, 0, partial[p][r][0], total[p][r][0]);
-        total[p][r][1] = AddChunk<Source>(scales[p], k0, 1, partial[p][r][1], total[p][r][1]);
+        for (int half = 0; half < 2; ++half) {
+          float* sum = total[p][r] + 16 * half;
+          const __m512 before = k0 == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sum);
+          _mm512_store_ps(sum, AddChunk<Source>(scales[p], k0, half, partial[p][r][half], before));
+        }
       }
     }
   }
@@ -204,7 +217,7 @@ void Direct(const PanelJob& job, int64_t panel, int64_t r0) {
       float* y = job.y + (r0 + r) * job.y_stride + (panel + p) * kPanelOutputs;
       for (int half = 0; half < 2; ++half) {
         const __mmask16 mask = HalfMask(job.cols - (panel + p) * kPanelOutputs, half);
-        const __m512 value = total[p][r][half];
+        const __m512 value = _mm512_load_ps(total[p][r] + 16 * half);
         _mm512_mask_storeu_ps(y + 16 * half, mask, job.round ? RoundBf16(value) : value);
       }
     }
@@ -298,6 +311,10 @@ void Tiled(const PanelJob& job) {
       const uint8_t* weights =
           job.weights + panel * job.panel_bytes + begin / Source::kUnit * Source::kUnitBytes;
       ExpandTile<Source>(weights, end - begin, job.tile);
+      const int64_t bytes = depth / Source::kUnit * Source::kUnitBytes;
+      for (int64_t line = 0; line < bytes; line += 64) {
+        _mm_prefetch(weights + bytes + line, _MM_HINT_T1);
+      }
       int64_t r = 0;
       for (int64_t group = 1; group <= groups; ++group) {
         const int64_t next = job.rows * group / groups;
@@ -308,23 +325,30 @@ void Tiled(const PanelJob& job) {
   }
 }
 
-template <class Source, int kRows, int kPanels>
-void DirectPanels(const PanelJob& job) {
-  int64_t panel = 0;
-  for (; panel + kPanels <= job.panels; panel += kPanels) {
-    Direct<Source, kRows, kPanels>(job, panel, 0);
+// Rows r0 .. r0+rows-1 of `count` (1 or 2) panels; up to three rows have few enough sums for two
+// panels at once, and need them to cover the latency of the multiply-add.
+template <class Source, int kRows = 8>
+void DirectRows(const PanelJob& job, int64_t rows, int64_t panel, int64_t count, int64_t r0) {
+  if (rows < kRows) {
+    if constexpr (kRows > 1) DirectRows<Source, kRows - 1>(job, rows, panel, count, r0);
+  } else if constexpr (kRows <= 3) {
+    if (count == 2) return Direct<Source, kRows, 2>(job, panel, r0);
+    Direct<Source, kRows, 1>(job, panel, r0);
+  } else {
+    for (int64_t p = 0; p < count; ++p) Direct<Source, kRows, 1>(job, panel + p, r0);
   }
-  for (; panel < job.panels; ++panel) Direct<Source, kRows, 1>(job, panel, 0);
 }
 
 template <class Source>
 void RunPanels(const PanelJob& job) {
-  switch (job.rows) {
-    case 1: return DirectPanels<Source, 1, 2>(job);
-    case 2: return DirectPanels<Source, 2, 2>(job);
-    case 3: return DirectPanels<Source, 3, 1>(job);
-    case 4: return DirectPanels<Source, 4, 1>(job);
-    default: return Tiled<Source>(job);
+  if (job.rows > Source::kDirectRows) return Tiled<Source>(job);
+  const int64_t groups = (job.rows + 7) / 8;
+  for (int64_t panel = 0; panel < job.panels; panel += 2) {
+    const int64_t count = Min(2, job.panels - panel);
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t r0 = job.rows * group / groups;
+      DirectRows<Source>(job, job.rows * (group + 1) / groups - r0, panel, count, r0);
+    }
   }
 }
 
