@@ -292,10 +292,20 @@ class Attention {
 
 }  // namespace
 
+void SparseAttentionWith(const SparseAttentionArgs& args, const AttentionKernels& kernels,
+                         ThreadPool& pool) {
+  Attention(args, kernels, pool).Run();
+}
+
 void SparseAttentionCpu(const SparseAttentionArgs& args, ThreadPool& pool) {
+  // AMD's cores run the bf16 product at twice the multiply-adds of f32 (Zen 4: 470 against 230
+  // GFLOP/s on two cores); Intel's at half (Sapphire Rapids: 85 against 170 on one).
+  static const bool bf16_is_faster = __builtin_cpu_is("amd");
   switch (CpuIsa()) {
-    case Isa::kAvx512: return Attention(args, kAttentionAvx512, pool).Run();
-    case Isa::kAvx2: return Attention(args, kAttentionAvx2, pool).Run();
+    case Isa::kAvx512:
+      return SparseAttentionWith(args, bf16_is_faster ? kAttentionAvx512Bf16 : kAttentionAvx512,
+                                 pool);
+    case Isa::kAvx2: return SparseAttentionWith(args, kAttentionAvx2, pool);
     case Isa::kScalar: return SparseAttentionReference(args);
   }
 }

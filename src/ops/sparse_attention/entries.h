@@ -9,6 +9,12 @@
 
 namespace fathom::ops {
 
+struct AttentionKernels;
+
+// SparseAttentionCpu with a given set of kernels.
+void SparseAttentionWith(const SparseAttentionArgs& args, const AttentionKernels& kernels,
+                         ThreadPool& pool);
+
 // Where one stored row lies.
 struct RowAddress {
   const std::byte* data = nullptr;

@@ -4,7 +4,8 @@
 //
 // A row of 512 channels is float32 or bf16. bf16 rows are read as pairs, so everything that meets
 // them (query, accumulator) is in "kernel order": per 32 channels the 16 even ones, then the odd.
-// float32 rows use the natural order.
+// float32 rows use the natural order. (The bf16-product set has orders of its own; a set's queries,
+// states and finish belong together.)
 #pragma once
 
 #include <cstdint>
@@ -49,5 +50,6 @@ struct AttentionKernels {
 
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionAvx512;
+extern const AttentionKernels kAttentionAvx512Bf16;
 
 }  // namespace fathom::ops

@@ -118,10 +118,112 @@ void ExpandBlock64(const uint8_t* data, int scale, uint16_t* out) {
   _mm512_storeu_si512(out + 32, expand(_mm512_extracti64x4_epi64(byte, 1)));
 }
 
+// The same segment with the bf16 product, which adds two exact products to each lane: lanes are
+// pairs of channels for the scores, pairs of entries for the values.
+
+inline __m512bh LoadBf16(const void* p) {
+  return (__m512bh)_mm512_loadu_si512(p);
+}
+
+inline void ScoreBlockBf16(const AttentionSegment& s, int head, int j) {
+  V16 acc[kScoreHeads][kScoreRows];
+  for (int h = 0; h < kScoreHeads; ++h) {
+    for (int r = 0; r < kScoreRows; ++r) acc[h][r] = Zero();
+  }
+  for (int channel = 0; channel < kDim; channel += 32) {
+    __m512bh rows[kScoreRows];
+    for (int r = 0; r < kScoreRows; ++r) {
+      rows[r] = LoadBf16(static_cast<const uint16_t*>(s.rows[j + r]) + channel);
+    }
+    for (int h = 0; h < kScoreHeads; ++h) {
+      const float* q = s.q + int64_t{head + h} * kDim;
+      const __m512bh query = LoadBf16(reinterpret_cast<const uint16_t*>(q) + channel);
+      for (int r = 0; r < kScoreRows; ++r) {
+        acc[h][r].v = _mm512_dpbf16_ps(acc[h][r].v, query, rows[r]);
+      }
+    }
+  }
+  StoreScores(acc, s.p + int64_t{head} * kSegment + j);
+}
+
+inline void ValueBlockBf16(const AttentionSegment& s, int head, int channel) {
+  V16 acc[kValueHeads][2 * kValuePairs];
+  for (int h = 0; h < kValueHeads; ++h) {
+    for (int v = 0; v < 2 * kValuePairs; ++v) acc[h][v] = Zero();
+  }
+  const float* p = s.p + int64_t{head} * kSegment;
+  for (int j = 0; j < s.count; j += 2) {
+    // An odd last entry is paired with itself, at weight 0.
+    const auto* first = static_cast<const uint16_t*>(s.rows[j]) + channel;
+    const auto* second =
+        static_cast<const uint16_t*>(s.rows[j + 1 < s.count ? j + 1 : j]) + channel;
+    __m512bh value[2 * kValuePairs];
+    for (int v = 0; v < kValuePairs; ++v) {
+      const __m512i a = _mm512_loadu_si512(first + 32 * v);
+      const __m512i b = _mm512_loadu_si512(second + 32 * v);
+      value[2 * v] = (__m512bh)_mm512_unpacklo_epi16(a, b);
+      value[2 * v + 1] = (__m512bh)_mm512_unpackhi_epi16(a, b);
+    }
+    for (int h = 0; h < kValueHeads; ++h) {
+      int32_t pair;
+      __builtin_memcpy(&pair, reinterpret_cast<const uint16_t*>(p + h * kSegment) + j, 4);
+      const __m512bh weight = (__m512bh)_mm512_set1_epi32(pair);
+      for (int v = 0; v < 2 * kValuePairs; ++v) {
+        acc[h][v].v = _mm512_dpbf16_ps(acc[h][v].v, value[v], weight);
+      }
+    }
+  }
+  for (int h = 0; h < kValueHeads; ++h) {
+    float* out = s.acc + int64_t{head + h} * kDim + channel;
+    for (int v = 0; v < 2 * kValuePairs; ++v) Store(out + 16 * v, acc[h][v]);
+  }
+}
+
+void SegmentBf16Product(const AttentionSegment& s) {
+  for (int j = 0; j < s.count; j += kScoreRows) {
+    for (int h = 0; h < s.heads; h += kScoreHeads) ScoreBlockBf16(s, h, j);
+  }
+  for (int h = 0; h < s.heads; ++h) {
+    float* p = s.p + int64_t{h} * kSegment;
+    Softmax(p, s.count, true, &s.max[h], &s.sum[h]);
+    // In place: 16 values shrink to the first half of what they were read from.
+    for (int j = 0; j < s.count; j += 16) {
+      StoreBf16(reinterpret_cast<uint16_t*>(p) + j, Load(p + j));
+    }
+  }
+  for (int channel = 0; channel < kDim; channel += 32 * kValuePairs) {
+    for (int h = 0; h < s.heads; h += kValueHeads) ValueBlockBf16(s, h, channel);
+  }
+}
+
+void PackQueryBf16(const float* q, bool pairs, float* packed) {
+  if (!pairs) return PackQuery(q, false, packed);
+  for (int i = 0; i < kDim; i += 16) {
+    StoreBf16(reinterpret_cast<uint16_t*>(packed) + i, RoundToBf16(Load(q + i)));
+  }
+}
+
+// The unpacked halves hold channels 0..3 and 4..7 of every eight.
+void FinishBf16(const float* acc, float inverse, bool pairs, bool round, float* out) {
+  if (!pairs) return Finish(acc, inverse, false, round, out);
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  for (int i = 0; i < kDim; i += 32) {
+    V16 a = Mul(Load(acc + i), Set1(inverse)), b = Mul(Load(acc + i + 16), Set1(inverse));
+    if (round) a = RoundToBf16(a), b = RoundToBf16(b);
+    _mm512_storeu_ps(out + i, _mm512_permutex2var_ps(a.v, low, b.v));
+    _mm512_storeu_ps(out + i + 16, _mm512_permutex2var_ps(a.v, high, b.v));
+  }
+}
+
 }  // namespace
 
 const AttentionKernels kAttentionAvx512 = {
     Segment<float>, Segment<uint16_t>, Merge, PackQuery, Finish, ExpandFp8,
+};
+
+const AttentionKernels kAttentionAvx512Bf16 = {
+    Segment<float>, SegmentBf16Product, Merge, PackQueryBf16, FinishBf16, ExpandFp8,
 };
 
 }  // namespace fathom::ops

@@ -5,18 +5,45 @@
 
 #include <tuple>
 
+#include "ops/sparse_attention/entries.h"
+#include "ops/sparse_attention/kernels.h"
 #include "ops/sparse_attention/scenario.h"
 #include "ops/testing.h"
 
 namespace fathom::ops {
 namespace {
 
-std::vector<float> Attend(AttentionScenario& scenario, ThreadPool* pool) {
+// The ways to compute on this machine: the reference, and every set of kernels it can run.
+struct Way {
+  const char* name;
+  const AttentionKernels* kernels;
+};
+
+const std::vector<Way>& Ways() {
+  static const std::vector<Way> ways = [] {
+    std::vector<Way> all;
+    ForEachIsa([&](Isa isa) {
+      if (isa == Isa::kAvx2) all.push_back({"avx2", &kAttentionAvx2});
+      if (isa == Isa::kAvx512) {
+        all.push_back({"avx512", &kAttentionAvx512});
+        all.push_back({"avx512 bf16", &kAttentionAvx512Bf16});
+      }
+    });
+    return all;
+  }();
+  return ways;
+}
+
+// pool == nullptr: the reference. kernels == nullptr: whatever SparseAttentionCpu chooses.
+std::vector<float> Attend(AttentionScenario& scenario, ThreadPool* pool,
+                          const AttentionKernels* kernels = nullptr) {
   std::fill(scenario.out().begin(), scenario.out().end(), NAN);
   if (pool == nullptr) {
     SparseAttentionReference(scenario.args());
-  } else {
+  } else if (kernels == nullptr) {
     SparseAttentionCpu(scenario.args(), *pool);
+  } else {
+    SparseAttentionWith(scenario.args(), *kernels, *pool);
   }
   return scenario.out();
 }
@@ -24,11 +51,12 @@ std::vector<float> Attend(AttentionScenario& scenario, ThreadPool* pool) {
 void ExpectCpuMatchesReference(const ScenarioOptions& options, ThreadPool& pool) {
   AttentionScenario scenario(options);
   const std::vector<float> expected = Attend(scenario, nullptr);
-  ForEachIsa([&](Isa) {
-    const std::vector<float> got = Attend(scenario, &pool);
+  for (const Way& way : Ways()) {
+    SCOPED_TRACE(way.name);
+    const std::vector<float> got = Attend(scenario, &pool, way.kernels);
     // bf16 outputs differ by a unit in the last place where sums round apart.
     EXPECT_LT(RelativeL2(got, expected), options.numerics == Numerics::kProduct ? 3e-3 : 2e-6);
-  });
+  }
 }
 
 // Steps that cover the edges: one token, a group, around a window, more than a window; from the
@@ -101,17 +129,24 @@ TEST(SparseAttention, PositionsNearTheLastOfAMillionMatchReference) {
   }
 }
 
-TEST(SparseAttention, EveryInstructionSetGivesTheSameBits) {
+TEST(SparseAttention, VectorWidthDoesNotChangeTheBits) {
   ThreadPool pool(2);
   for (RowFormat format : {RowFormat::kFp8Main, RowFormat::kF32}) {
     AttentionScenario scenario(
         {.sequences = {{900, 33}, {66'000, 2}}, .compressed = Compressed::kHca, .format = format});
     if (!SetCpuIsa(Isa::kAvx512)) GTEST_SKIP() << "this CPU has no AVX-512";
-    const std::vector<float> wide = Attend(scenario, &pool);
-    SetCpuIsa(Isa::kAvx2);
-    EXPECT_EQ(Attend(scenario, &pool), wide);
-    SetCpuIsa(Isa::kAvx512);
+    EXPECT_EQ(Attend(scenario, &pool, &kAttentionAvx512), Attend(scenario, &pool, &kAttentionAvx2));
   }
+}
+
+TEST(SparseAttention, WithoutVectorsTheReferenceRuns) {
+  ThreadPool pool(2);
+  const Isa before = CpuIsa();
+  SetCpuIsa(Isa::kScalar);
+  AttentionScenario scenario({.sequences = {{200, 3}}, .compressed = Compressed::kCsa});
+  const std::vector<float> got = Attend(scenario, &pool);
+  SetCpuIsa(before);
+  EXPECT_EQ(got, Attend(scenario, nullptr));
 }
 
 // The same tokens cut into steps and threads in any way give the same bits.
@@ -129,27 +164,25 @@ RC_GTEST_PROP(SparseAttentionProperty, BitsDependOnNoChunkBatchOrThreadCount, ()
                             ? *rc::gen::inRange(65'400, 66'000)
                             : *rc::gen::inRange(0, 3000);
   const int32_t tokens = *rc::gen::inRange(1, 80);
-  const Isa isa = *rc::gen::element(Isa::kAvx2, Isa::kAvx512);
-  if (!SetCpuIsa(isa)) return;
+  const AttentionKernels* kernels = (*rc::gen::elementOf(Ways())).kernels;
 
   options.sequences = {{first, tokens}};
   AttentionScenario whole(options);
   ThreadPool one(1);
-  Attend(whole, &one);
+  Attend(whole, &one, kernels);
   ThreadPool three(3);
   const std::vector<float> single = whole.out();
-  RC_ASSERT(Attend(whole, &three) == single);
+  RC_ASSERT(Attend(whole, &three, kernels) == single);
 
   for (int32_t begin = 0; begin < tokens;) {
     const int32_t count = *rc::gen::inRange(1, std::min(tokens - begin, 40) + 1);
     // Beside a neighbour in the batch, whose rows and slot must not matter.
     options.sequences = {{first + begin, count}, {*rc::gen::inRange(0, 500), 2}};
     AttentionScenario chunk(options);
-    Attend(chunk, *rc::gen::inRange(0, 2) == 0 ? &one : &three);
+    Attend(chunk, *rc::gen::element(&one, &three), kernels);
     for (int32_t i = 0; i < count; ++i) RC_ASSERT(chunk.Row(i) == whole.Row(begin + i));
     begin += count;
   }
-  SetCpuIsa(Isa::kAvx512) || SetCpuIsa(Isa::kAvx2);
 }
 
 TEST(SparseAttention, OutputMayAliasTheQuery) {
@@ -191,13 +224,14 @@ TEST(SparseAttention, SinkEntersTheDenominatorOnly) {
 
 TEST(SparseAttention, AStoredNanIsNotHidden) {
   ThreadPool pool(1);
-  ForEachIsa([&](Isa) {
+  for (const Way& way : Ways()) {
+    SCOPED_TRACE(way.name);
     AttentionScenario scenario({.sequences = {{300, 2}}});
     *scenario.args().step_rows.data(0, 1) = std::byte{0x7f};
-    Attend(scenario, &pool);
+    Attend(scenario, &pool, way.kernels);
     EXPECT_FALSE(std::isnan(scenario.Row(0)[0]));  // sees the first token only
     EXPECT_TRUE(std::isnan(scenario.Row(1)[0]));
-  });
+  }
 }
 
 }  // namespace
