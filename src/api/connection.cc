@@ -1,3 +1,8 @@
+// g++ 12 takes the frame allocator of Asio's coroutines for a mismatched pair once it is inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#endif
+
 #include "api/connection.h"
 
 #include <boost/asio/as_tuple.hpp>
