@@ -76,11 +76,30 @@ struct IndexerKernels {
                     int32_t* rows, int32_t count);
   // The k-th largest of n keys (1 <= k <= n).
   int32_t (*kth_largest)(const int32_t* keys, int32_t n, int32_t k);
+  // Keeps, in order and in place, the keys above `bar` and the first `equal` ones at it; returns
+  // how many.
+  int32_t (*keep)(int32_t* keys, int32_t* rows, int32_t n, int32_t bar, int32_t equal);
 };
 
 extern const IndexerKernels kIndexerScalar;
 extern const IndexerKernels kIndexerAvx2;
 extern const IndexerKernels kIndexerAvx512;
+
+// IndexerKernels::keep in plain form.
+static inline int32_t KeepPlain(int32_t* keys, int32_t* rows, int32_t n, int32_t bar,
+                                int32_t equal) {
+  int32_t kept = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    const int32_t key = keys[i];
+    const int32_t row = rows[i];
+    const bool keep = key > bar || (key == bar && equal > 0);
+    equal -= key == bar;
+    keys[kept] = key;
+    rows[kept] = row;
+    kept += keep;
+  }
+  return kept;
+}
 
 // Sorts like the score, -0 as +0; NaN is INT32_MIN, below -inf.
 static inline int32_t ScoreKey(float score) {

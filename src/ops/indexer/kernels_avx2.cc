@@ -282,7 +282,8 @@ int32_t Append(const float* scores, int32_t n, int32_t first_row, int32_t floor,
 
 }  // namespace
 
-constinit const IndexerKernels kIndexerAvx2{Prepare,   PackFp4,  ExpandFp4,  ExpandFp8, ExpandBf16,
-                                            ExpandF32, ScoreFp4, ScoreFloat, Append,    KthLargest};
+constinit const IndexerKernels kIndexerAvx2{Prepare,    PackFp4,    ExpandFp4, ExpandFp8,
+                                            ExpandBf16, ExpandF32,  ScoreFp4,  ScoreFloat,
+                                            Append,     KthLargest, KeepPlain};
 
 }  // namespace fathom::ops

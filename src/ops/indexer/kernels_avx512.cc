@@ -318,10 +318,30 @@ int32_t Append(const float* scores, int32_t n, int32_t first_row, int32_t floor,
   return count;
 }
 
+int32_t Keep(int32_t* keys, int32_t* rows, int32_t n, int32_t bar, int32_t equal) {
+  const __m512i at = _mm512_set1_epi32(bar);
+  int32_t kept = 0;
+  for (int32_t i = 0; i < n; i += 16) {
+    const __mmask16 valid = n - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);
+    const __m512i key = _mm512_maskz_loadu_epi32(valid, keys + i);
+    const __m512i row = _mm512_maskz_loadu_epi32(valid, rows + i);
+    uint32_t ties = _mm512_mask_cmpeq_epi32_mask(valid, key, at);
+    const int32_t found = __builtin_popcount(ties);
+    if (found > equal) ties = _pdep_u32((1u << equal) - 1, ties);  // the lowest `equal` of them
+    equal -= found < equal ? found : equal;
+    const auto keep = static_cast<__mmask16>(_mm512_mask_cmpgt_epi32_mask(valid, key, at) | ties);
+    // Reaches at most element i + 15, which is in the registers already.
+    _mm512_storeu_si512(keys + kept, _mm512_maskz_compress_epi32(keep, key));
+    _mm512_storeu_si512(rows + kept, _mm512_maskz_compress_epi32(keep, row));
+    kept += __builtin_popcount(keep);
+  }
+  return kept;
+}
+
 }  // namespace
 
-constinit const IndexerKernels kIndexerAvx512{Prepare,    PackFp4,   ExpandFp4, ExpandFp8,
-                                              ExpandBf16, ExpandF32, ScoreFp4,  ScoreFloat,
-                                              Append,     KthLargest};
+constinit const IndexerKernels kIndexerAvx512{Prepare,    PackFp4,    ExpandFp4, ExpandFp8,
+                                              ExpandBf16, ExpandF32,  ScoreFp4,  ScoreFloat,
+                                              Append,     KthLargest, Keep};
 
 }  // namespace fathom::ops

@@ -163,6 +163,7 @@ constinit const IndexerKernels kIndexerScalar{Prepare,
                                               ScoreFp4,
                                               ScoreFloat,
                                               Append,
-                                              KthLargest};
+                                              KthLargest,
+                                              KeepPlain};
 
 }  // namespace fathom::ops

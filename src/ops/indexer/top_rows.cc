@@ -21,19 +21,8 @@ void TopRows::Keep(const IndexerKernels& kernels) {
   const int32_t bar = kernels.kth_largest(keys_, count_, k_);
   int32_t above = 0;
   for (int32_t i = 0; i < count_; ++i) above += keys_[i] > bar;
-  int32_t equal = k_ - above;  // how many rows at the bar stay: the first ones
-  int32_t kept = 0;
-  for (int32_t i = 0; i < count_; ++i) {
-    const int32_t key = keys_[i];
-    const int32_t row = rows_[i];
-    const bool at_bar = key == bar;
-    const bool keep = key > bar || (at_bar && equal > 0);
-    equal -= at_bar;
-    keys_[kept] = key;
-    rows_[kept] = row;
-    kept += keep;
-  }
-  count_ = kept;
+  // Of the rows at the bar the first ones stay.
+  count_ = kernels.keep(keys_, rows_, count_, bar, k_ - above);
   floor_ = bar == INT32_MAX ? bar : bar + 1;
 }
 
