@@ -34,7 +34,8 @@ Peaks MeasurePeaks(ThreadPool& pool);
 // FATHOM_BENCH_CPU_TIME=1 counts the caller's CPU time instead, for one thread on a busy machine.
 double TimeUs(const std::function<void()>& call, double budget_ms = 150);
 
-// The larger of the time the arithmetic needs at f32 or bf16 peak and the time the bytes need.
+// The larger of the time the arithmetic needs at f32 or bf16 peak and the time the bytes need at
+// the streaming rate. Up to 4 MiB stay in cache from call to call and claim no time.
 double BoundUs(const Peaks& peaks, double flops, double bytes, bool bf16 = true);
 
 struct Row {

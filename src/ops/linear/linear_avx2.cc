@@ -2,7 +2,7 @@
 // packed_weight.h for the layouts. The results equal the AVX-512 set's to the bit.
 //
 // 256 inputs of a panel are expanded to f32 in L1, then six rows at a time multiply with 16 of the
-// 32 outputs: 12 independent sums, the totals in memory for want of registers.
+// 32 outputs: 12 independent sums.
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
@@ -113,71 +113,94 @@ inline __m256i LaneMask(int64_t count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(limit), lane);
 }
 
-// Inputs [begin, end) of kRows rows against 16 outputs of the tile; totals are carried in y.
-template <int kRows>
-void TileRows(const PanelJob& job, int half, int64_t r0, int64_t begin, int64_t end, int chunk) {
+// Inputs [begin, end) of kRows rows against 8 * kVectors outputs of the tile from vector `first`
+// on; totals are carried in y.
+template <int kRows, int kVectors>
+void TileRows(const PanelJob& job, int first, int64_t r0, int64_t begin, int64_t end, int chunk) {
   const float* x[kRows];
   for (int r = 0; r < kRows; ++r) x[r] = RowOf(job, r0 + r);
-  float* y = job.y + r0 * job.y_stride + 16 * half;
-  const __m256i mask[2] = {LaneMask(job.cols - 16 * half), LaneMask(job.cols - 16 * half - 8)};
-  alignas(32) float total[kRows][16];
+  float* y = job.y + r0 * job.y_stride + 8 * first;
+  __m256i mask[kVectors];
+  for (int j = 0; j < kVectors; ++j) mask[j] = LaneMask(job.cols - 8 * (first + j));
+  alignas(32) float total[kRows][8 * kVectors];
   for (int r = 0; r < kRows; ++r) {
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kVectors; ++j) {
       _mm256_store_ps(total[r] + 8 * j,
                       begin == 0 ? _mm256_setzero_ps()
                                  : _mm256_maskload_ps(y + r * job.y_stride + 8 * j, mask[j]));
     }
   }
-  const float* tile = job.tile + 16 * half;
+  const float* tile = job.tile + 8 * first;
   for (int64_t k0 = begin; k0 < end; k0 += chunk) {
     const int64_t k1 = Min(end, k0 + chunk);
-    __m256 partial[kRows][2];
-    for (auto& row : partial) row[0] = row[1] = _mm256_setzero_ps();
+    __m256 partial[kRows][kVectors];
+    for (auto& row : partial) {
+      for (auto& sum : row) sum = _mm256_setzero_ps();
+    }
     for (int64_t k = k0; k < k1; ++k, tile += kPanelOutputs) {
-      const __m256 w0 = _mm256_load_ps(tile);
-      const __m256 w1 = _mm256_load_ps(tile + 8);
+      __m256 w[kVectors];
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) w[j] = _mm256_load_ps(tile + 8 * j);
 #pragma GCC unroll 6
       for (int r = 0; r < kRows; ++r) {
         const __m256 value = _mm256_broadcast_ss(x[r] + k);
-        partial[r][0] = _mm256_fmadd_ps(value, w0, partial[r][0]);
-        partial[r][1] = _mm256_fmadd_ps(value, w1, partial[r][1]);
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+          partial[r][j] = _mm256_fmadd_ps(value, w[j], partial[r][j]);
+        }
       }
     }
-    const __m256 scale0 = ChunkScale(job, job.scales, k0, 2 * half);
-    const __m256 scale1 = ChunkScale(job, job.scales, k0, 2 * half + 1);
+    // Keeps the totals in memory between chunks: the partial sums need the registers.
+    asm volatile("" : : : "memory");
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      const __m256 scale = ChunkScale(job, job.scales, k0, first + j);
 #pragma GCC unroll 6
-    for (int r = 0; r < kRows; ++r) {
-      float* sum = total[r];
-      _mm256_store_ps(sum, _mm256_fmadd_ps(partial[r][0], scale0, _mm256_load_ps(sum)));
-      _mm256_store_ps(sum + 8, _mm256_fmadd_ps(partial[r][1], scale1, _mm256_load_ps(sum + 8)));
+      for (int r = 0; r < kRows; ++r) {
+        float* sum = total[r] + 8 * j;
+        _mm256_store_ps(sum, _mm256_fmadd_ps(partial[r][j], scale, _mm256_load_ps(sum)));
+      }
     }
   }
   const bool round = job.round && end == job.depth;
   for (int r = 0; r < kRows; ++r) {
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kVectors; ++j) {
       const __m256 value = _mm256_load_ps(total[r] + 8 * j);
       _mm256_maskstore_ps(y + r * job.y_stride + 8 * j, mask[j], round ? RoundBf16(value) : value);
     }
   }
 }
 
+// kRows rows and all 32 outputs: up to three rows have registers for all sums at once.
+template <int kRows>
+void PanelRows(const PanelJob& job, int64_t r0, int64_t begin, int64_t end, int chunk) {
+  if constexpr (kRows <= 3) {
+    TileRows<kRows, 4>(job, 0, r0, begin, end, chunk);
+  } else {
+    TileRows<kRows, 2>(job, 0, r0, begin, end, chunk);
+    if (job.cols > 16) TileRows<kRows, 2>(job, 2, r0, begin, end, chunk);
+  }
+}
+
 using Expand = void (*)(const uint8_t* weights, int64_t inputs, float* tile);
 
 void OnePanel(const PanelJob& job, Expand expand, int chunk) {
-  const int64_t bytes_per_input = job.panel_bytes / job.depth;
-  for (int64_t begin = 0; begin < job.depth; begin += kPanelTileDepth) {
-    const int64_t end = Min(job.depth, begin + kPanelTileDepth);
-    expand(job.weights + begin * bytes_per_input, end - begin, job.tile);
-    for (int half = 0; half < (job.cols > 16 ? 2 : 1); ++half) {
-      int64_t r = 0;
-      for (; r + 6 <= job.rows; r += 6) TileRows<6>(job, half, r, begin, end, chunk);
-      switch (job.rows - r) {
-        case 1: TileRows<1>(job, half, r, begin, end, chunk); break;
-        case 2: TileRows<2>(job, half, r, begin, end, chunk); break;
-        case 3: TileRows<3>(job, half, r, begin, end, chunk); break;
-        case 4: TileRows<4>(job, half, r, begin, end, chunk); break;
-        case 5: TileRows<5>(job, half, r, begin, end, chunk); break;
-        default: break;
+  const int64_t bytes_per_unit = job.panel_bytes / (job.depth / 4);  // of four inputs
+  // With few rows a short tile lets the expansion of the next overlap the products of this one.
+  const int64_t depth = job.rows <= 16 ? 64 : kPanelTileDepth;
+  const int64_t groups = (job.rows + 5) / 6;
+  for (int64_t begin = 0; begin < job.depth; begin += depth) {
+    const int64_t end = Min(job.depth, begin + depth);
+    expand(job.weights + begin / 4 * bytes_per_unit, end - begin, job.tile);
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t r = job.rows * group / groups;
+      switch (job.rows * (group + 1) / groups - r) {
+        case 1: PanelRows<1>(job, r, begin, end, chunk); break;
+        case 2: PanelRows<2>(job, r, begin, end, chunk); break;
+        case 3: PanelRows<3>(job, r, begin, end, chunk); break;
+        case 4: PanelRows<4>(job, r, begin, end, chunk); break;
+        case 5: PanelRows<5>(job, r, begin, end, chunk); break;
+        default: PanelRows<6>(job, r, begin, end, chunk); break;
       }
     }
   }
