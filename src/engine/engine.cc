@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -216,6 +217,7 @@ const Geometry& Engine::geometry() const {
 void Engine::Impl::Run() {
   while (Take()) {
     if (scheduler->Plan(plan)) {
+      Publish(std::nullopt);  // a step may be long: who runs and who waits shows from its start
       const Clock::time_point begin = Clock::now();
       Step();
       Publish(Clock::now() - begin);
@@ -337,6 +339,14 @@ void Engine::Impl::SampleNext(Sequence& sequence, std::span<float> logits, Outpu
   const Request& request = sequence.request;
   Sampler::Result next = sequence.sampler.Sample(request, sequence.tokens, sequence.prompt_tokens,
                                                  options.eos_token, logits);
+  if (!std::isfinite(logits[static_cast<size_t>(next.token)])) {
+    // One row comes from one hidden state, so a NaN there shows in every logit.
+    output.finish = FinishReason::kError;
+    output.error = {Code::kInternal,
+                    fmt::format("the logits after {} tokens are not finite", sequence.length()),
+                    {}};
+    return;
+  }
   ++totals.generation_tokens;
   const bool ends = (!request.ignore_eos && next.token == options.eos_token) ||
                     std::find(request.stop_tokens.begin(), request.stop_tokens.end(), next.token) !=

@@ -26,16 +26,16 @@ namespace fathom {
 struct ScriptedOptions {
   Geometry geometry;
   int64_t vocab_size = 0;
-  ExecutorLimits limits;
+  ExecutorLimits limits{};
   // One-hot logits: the answer gets 100, every other token 0. `history` holds the sequence's tokens
   // from position 0, the last one being the token whose logits are asked for. Called on the engine
   // thread; so are the two below.
-  std::function<TokenId(RequestId, std::span<const TokenId> history)> next_token;
+  std::function<TokenId(RequestId, std::span<const TokenId> history)> next_token = nullptr;
   // Instead of next_token: fills the row itself.
   std::function<void(RequestId, std::span<const TokenId> history, std::span<float> logits)>
-      fill_logits;
+      fill_logits = nullptr;
   // Called before each step; may sleep, block, record the plan, or fail the step.
-  std::function<Status(const StepPlan&)> on_step;
+  std::function<Status(const StepPlan&)> on_step = nullptr;
 };
 
 // A one-layer geometry whose blocks and slots are large enough for ScriptedExecutor.
