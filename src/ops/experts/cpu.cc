@@ -170,6 +170,7 @@ void GroupByExpert(Run& run, const float* z_routed, const float* z_shared) {
 
 void ExpertsCpu(const ExpertsArgs& args, ThreadPool& pool) {
   const int64_t rows = args.z.rows;
+  FATHOM_CHECK(rows >= 1);
   const CpuPackedWeight& shared = Packed(args.shared->w1);
   const WeightFormat shared_format = shared.format;
   const WeightFormat routed_format =

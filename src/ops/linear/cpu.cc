@@ -18,7 +18,7 @@ void LinearCpu(const LinearArgs& args, ThreadPool& pool) {
   const CpuPackedWeight& w = Packed(*args.weight);
   const LinearKernels& kernels = CurrentLinearKernels();
   const int64_t rows = args.x.rows;
-  FATHOM_CHECK(args.x.cols == w.in && args.y.cols == w.out && args.y.rows >= rows);
+  FATHOM_CHECK(rows >= 1 && args.x.cols == w.in && args.y.cols == w.out && args.y.rows >= rows);
   const bool product = args.numerics == Numerics::kProduct;
   const int64_t work = rows * w.out * w.in;
   const bool small = work <= kInlineWork || pool.size() == 1;

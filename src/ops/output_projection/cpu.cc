@@ -48,7 +48,7 @@ void OutputProjectionCpu(const OutputProjectionArgs& args, ThreadPool& pool) {
   const int64_t rows = args.o.rows;
   const int64_t depth = int64_t{kHeadDim} * args.heads / args.groups;
   const int64_t rank = w.out / args.groups;
-  FATHOM_CHECK(args.heads % args.groups == 0 && w.out % args.groups == 0);
+  FATHOM_CHECK(rows >= 1 && args.heads % args.groups == 0 && w.out % args.groups == 0);
   FATHOM_CHECK(w.in == depth && w.depth == depth && args.y.cols == w.out);
   const LinearKernels& kernels = CurrentLinearKernels();
   const bool product = args.numerics == Numerics::kProduct;
