@@ -87,6 +87,17 @@ std::span<const std::byte> Replay::block_bytes(int sequence, int64_t block) cons
   return {blocks_.address(blocks_of_[sequence][block]), static_cast<size_t>(geometry_.block_bytes)};
 }
 
+void Replay::CopySequence(int from, int to) {
+  Restart(to);
+  for (BlockId block : blocks_of_[from]) {
+    blocks_of_[to].push_back(*blocks_.Allocate());
+    std::memcpy(blocks_.address(blocks_of_[to].back()), blocks_.address(block),
+                geometry_.block_bytes);
+  }
+  std::memcpy(slots_.address(slot_of_[to]), slots_.address(slot_of_[from]), geometry_.slot_bytes);
+  positions_[to] = positions_[from];
+}
+
 void Replay::Restart(int sequence) {
   for (BlockId block : blocks_of_[sequence]) {
     std::memset(blocks_.address(block), 0xff, geometry_.block_bytes);

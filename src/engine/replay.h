@@ -50,6 +50,8 @@ class Replay {
   std::span<const std::byte> slot_bytes(int sequence) const;
   std::span<const std::byte> block_bytes(int sequence, int64_t block) const;
   const Geometry& geometry() const { return geometry_; }
+  // Makes `to` a copy of `from`: same position, blocks and slot copied.
+  void CopySequence(int from, int to);
   // Frees a sequence's cache and starts it again at position 0 with poisoned memory.
   void Restart(int sequence);
 
