@@ -8,7 +8,8 @@
 #include "api/json_text.h"
 #include "api/reply_writer.h"
 #include "api/server.h"
-#include "api/testing.h"
+#include "api/testing_client.h"
+#include "api/testing_model.h"
 
 namespace fathom {
 namespace {

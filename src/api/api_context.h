@@ -27,7 +27,7 @@ struct ApiContext {
   boost::asio::thread_pool text_pool;
   std::atomic<bool> draining{false};
   std::atomic<bool> stopping{false};  // connections that begin now end at once
-  std::atomic<int64_t> active{0};  // requests between their head and the end of their reply
+  std::atomic<int64_t> active{0};     // requests between their head and the end of their reply
 
   // Runs fn() on the text pool and resumes the caller on its io thread with the result.
   template <class Fn>

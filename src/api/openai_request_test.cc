@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "api/json_text.h"
-#include "api/testing.h"
+#include "api/testing_tokenizer.h"
 
 namespace fathom {
 namespace {

@@ -8,7 +8,7 @@
 #include "api/generation.h"
 #include "api/json_text.h"
 #include "api/short_routes.h"
-#include "api/testing.h"
+#include "api/testing_tokenizer.h"
 
 namespace fathom {
 namespace {

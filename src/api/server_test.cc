@@ -9,7 +9,8 @@
 #include <random>
 #include <thread>
 
-#include "api/testing.h"
+#include "api/testing_client.h"
+#include "api/testing_model.h"
 
 namespace fathom {
 namespace {
