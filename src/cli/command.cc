@@ -58,7 +58,7 @@ int64_t CountInRange(const std::string& flag, const std::string& text, int64_t l
 std::shared_ptr<Command> Command::Add(CLI::App& parent, const std::string& name,
                                       const std::string& summary, const std::string& examples) {
   CLI::App* app = parent.add_subcommand(name, summary);
-  app->footer("Examples:\n" + examples);
+  app->footer("Examples:\n" + examples + "\n");
   std::shared_ptr<Command> command(new Command(app));
   command->Text("--config", command->config_path_, "FILE",
                 "YAML file with the same names as the flags");
@@ -91,8 +91,9 @@ void Command::Text(const std::string& flag, std::string& value, const std::strin
 }
 
 void Command::List(const std::string& flag, std::vector<std::string>& value,
-                   const std::string& type, const std::string& help) {
+                   const std::string& type, const std::string& help, bool several) {
   CLI::Option* option = app_->add_option(flag, value, help)->type_name(type);
+  option->allow_extra_args(several);
   Register(flag, option, [&value] {
     std::vector<std::string> items;
     for (const std::string& item : value) items.push_back(YamlScalar(item));

@@ -40,9 +40,10 @@ class Command : public std::enable_shared_from_this<Command> {
   // `type` is the placeholder in the help text.
   void Text(const std::string& flag, std::string& value, const std::string& type,
             const std::string& help);
-  void List(
-      const std::string& flag, std::vector<std::string>& value, const std::string& type,
-      const std::string& help);  // one or more values after the flag; comma-separated elsewhere
+  // Repeated flags add up; with `several`, a flag also takes all values up to the next flag.
+  // Comma-separated in environment variables.
+  void List(const std::string& flag, std::vector<std::string>& value, const std::string& type,
+            const std::string& help, bool several = false);
   void Choice(const std::string& flag, std::string& value, const std::vector<std::string>& choices,
               const std::string& help);
   // Integers in [low, high]; 256k is 256,000, 256K is 262,144 (vLLM's rule), also m/M and g/G.

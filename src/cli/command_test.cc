@@ -54,7 +54,7 @@ class CommandTest : public ::testing::Test {
  protected:
   struct Values {
     std::string text = "t", choice = "a";
-    std::vector<std::string> list;
+    std::vector<std::string> list, several;
     int count = 7;
     double real = 0.5;
     bool off = false, on = true;
@@ -84,6 +84,7 @@ class CommandTest : public ::testing::Test {
     command->Text("--text", values_.text, "T", "help");
     command->Choice("--choice", values_.choice, {"a", "b"}, "help");
     command->List("--list", values_.list, "L", "help");
+    command->List("--several", values_.several, "L", "help", true);
     command->Count("--count", values_.count, 1, 100, "help");
     command->Real("--real", values_.real, 0, 1, "help");
     command->Switch("--off", values_.off, "help");
@@ -157,6 +158,9 @@ TEST_F(CommandTest, SwitchesHaveTwoFormsInEverySource) {
 TEST_F(CommandTest, ListsComeFromRepeatedFlagsCommasAndSequences) {
   ASSERT_EQ(Run({"--list", "a", "--list", "b"}), "");
   EXPECT_THAT(values_.list, ElementsAre("a", "b"));
+  EXPECT_THAT(Run({"--list", "a", "b"}), HasSubstr("b"));
+  ASSERT_EQ(Run({"--several", "a", "b", "--several", "c"}), "");
+  EXPECT_THAT(values_.several, ElementsAre("a", "b", "c"));
   ASSERT_EQ(Run({"--config", WriteFile("list: [c, d]")}), "");
   EXPECT_THAT(values_.list, ElementsAre("c", "d"));
   SetEnvironment("FATHOM_LIST", "e,f");

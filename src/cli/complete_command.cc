@@ -82,6 +82,7 @@ Status RunComplete(const CompleteOptions& options, Command& command) {
                          }}));
   bar.Clear();
   if (!ends_line) fmt::print("\n");
+  std::fflush(stdout);
   if (options.stats) fmt::print(stderr, "{}\n", stats.Describe());
   if (stats.finish == FinishReason::kCancelled) return Fail(Code::kCancelled, "interrupted");
   return {};

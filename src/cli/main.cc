@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Settings come from flags, FATHOM_* variables, --config FILE and defaults, in this order.\n"
-      "Help on one command: fathom COMMAND --help");
+      "Help on one command: fathom COMMAND --help\n");
   int exit_code = 0;
   fathom::AddServeCommand(app, &exit_code);
   fathom::AddChatCommand(app, &exit_code);

@@ -18,12 +18,13 @@ struct ServeFlags {
 
 void AddServerFlags(Command& command, ServeOptions& options) {
   command.List("--served-model-name", options.served_model_names, "NAME",
-               "names in requests; left out: MODEL as given");
+               "names in requests; left out: MODEL as given", true);
   command.Text("--host", options.host, "ADDRESS", "where to listen");
   command.Count("--port", options.port, 0, 65535, "0: any free one, shown in the ready line");
-  command.List("--api-key", options.api_keys, "KEY", "keys clients must send; left out: open");
+  command.List("--api-key", options.api_keys, "KEY", "keys clients must send; left out: open",
+               true);
   command.Secret("--api-key");
-  command.List("--allowed-origins", options.allowed_origins, "ORIGIN", "CORS; * allows all");
+  command.List("--allowed-origins", options.allowed_origins, "ORIGIN", "CORS; * allows all", true);
   command.Text("--default-chat-template-kwargs", options.default_chat_template_kwargs, "JSON",
                R"({"thinking": true} makes conversations think by default)");
   command.Choice("--thinking-sampling", options.thinking_sampling, {"apply", "ignore"},
