@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -23,16 +23,15 @@ std::string SharedFolder() {
   return folder != nullptr ? folder : FATHOM_SOURCE_DIR "/../shared";
 }
 
-// The layer schedule of a released config.json; all that Geometry reads.
 ModelConfig ReadConfig(const std::string& name) {
-  std::ifstream file(SharedFolder() + "/models/configs/" + name + ".json");
-  EXPECT_TRUE(file) << name;
-  const nlohmann::json json = nlohmann::json::parse(file);
-  ModelConfig config;
-  config.num_layers = json.at("num_hidden_layers");
-  config.compress_ratios = json.at("compress_ratios").get<std::vector<int>>();
-  config.max_position_embeddings = json.at("max_position_embeddings");
-  return config;
+  const std::string path = SharedFolder() + "/models/configs/" + name + ".json";
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << path;
+  std::ostringstream text;
+  text << file.rdbuf();
+  auto config = ParseModelConfig(text.str(), path);
+  EXPECT_TRUE(config.has_value()) << config.error().message;
+  return *config;
 }
 
 Geometry Make(const std::string& name, KvDType kv, IndexDType index, int block_tokens = 256) {

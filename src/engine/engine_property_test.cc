@@ -102,10 +102,10 @@ TEST(EngineProperty, EveryPublicFunctionIsSafeFromAnyThread) {
   auto engine = *Engine::Start({.max_num_seqs = 8, .max_num_batched_tokens = 64, .num_blocks = 12},
                                geometry, MakeScriptedExecutor(HashScript(geometry, {})));
   std::vector<std::thread> threads;
-  std::vector<std::shared_ptr<Collector>> queues;
   std::vector<std::vector<Asked>> asked(4);
+  std::vector<std::shared_ptr<Collector>> queues;
+  for (size_t t = 0; t < asked.size(); ++t) queues.push_back(std::make_shared<Collector>());
   for (size_t t = 0; t < asked.size(); ++t) {
-    queues.push_back(std::make_shared<Collector>());
     threads.emplace_back([&, t] {
       std::mt19937 random(static_cast<unsigned>(t));
       for (int i = 0; i < 30; ++i) {
