@@ -1,7 +1,8 @@
 // Prefill and decode of a whole model on the CPU, beside the bound: the arithmetic of the tokens
 // (model/cost.h) at the measured bf16 or float32 peak of the same threads in the same process.
 //
-//   model_bench [MODEL] [--quick] [--threads N]
+//   model_bench [MODEL] [--quick] [--threads N] [--profile]
+// --profile adds comment lines with each op's share of the time.
 // Prints CSV:
 // case,context,streams,tokens_per_second,ms_per_step,gflops,bound_tokens_per_second,share
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "engine/replay.h"
 #include "model/cost.h"
 #include "ops/bench_util.h"
+#include "ops/timed_backend.h"
 
 namespace fathom {
 namespace {
@@ -26,8 +28,9 @@ struct Bench {
   ModelConfig config;
   Weights weights;
   ThreadPool& threads;
-  ops::Backend& backend;
+  ops::TimedBackend& backend;
   bench::Peaks peaks;
+  bool profile = false;
 
   void Print(const char* name, int64_t context, int streams, double tokens, double seconds,
              double steps, double flops) const {
@@ -35,6 +38,15 @@ struct Bench {
     const double bound = tokens / (flops / peak);
     std::printf("%s,%ld,%d,%.1f,%.3f,%.1f,%.0f,%.3f\n", name, context, streams, tokens / seconds,
                 1e3 * seconds / steps, flops / seconds * 1e-9, bound, tokens / seconds / bound);
+    if (profile) {
+      std::vector<std::pair<double, std::string>> ops;
+      for (const auto& [op, time] : backend.seconds()) ops.emplace_back(time, op);
+      std::sort(ops.rbegin(), ops.rend());
+      for (const auto& [time, op] : ops) {
+        std::printf("#   %5.1f %%  %-24s %9.2f us a step\n", 100 * time / seconds, op.c_str(),
+                    1e6 * time / steps);
+      }
+    }
     std::fflush(stdout);
   }
 
@@ -60,6 +72,7 @@ struct Bench {
     }
     const std::vector<TokenId> ids = RandomIds(context);
     double flops = 0;
+    backend.Reset();
     auto begin = Clock();
     for (int64_t at = 0; at < context; at += kChunk) {
       const int64_t count = std::min<int64_t>(kChunk, context - at);
@@ -83,6 +96,7 @@ struct Bench {
       for (int i = 0; i < kDecodeSteps; ++i) {
         flops += streams * CostOfToken(config, (*replay)->position(0) + i, true).total();
       }
+      backend.Reset();
       begin = Clock();
       for (int i = 0; i < kDecodeSteps; ++i) Must((*replay)->Step(step, Replay::Logits::kLast));
       seconds = Seconds(Clock() - begin).count();
@@ -102,10 +116,13 @@ struct Bench {
 int Main(int argc, char** argv) {
   std::string model = std::string(FATHOM_SOURCE_DIR) + "/models/demo";
   bool quick = false;
+  bool profile = false;
   int thread_count = 0;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) {
       quick = true;
+    } else if (std::strcmp(argv[i], "--profile") == 0) {
+      profile = true;
     } else if (std::strcmp(argv[i], "--threads") == 0 && i + 1 < argc) {
       thread_count = std::atoi(argv[++i]);
     } else {
@@ -113,7 +130,8 @@ int Main(int argc, char** argv) {
     }
   }
   ThreadPool threads(thread_count);
-  const auto backend = ops::MakeCpuBackend(threads);
+  const auto cpu = ops::MakeCpuBackend(threads);
+  ops::TimedBackend backend(*cpu);
   auto config = LoadModelConfig(model);
   if (!config) {
     std::fprintf(stderr, "%s\n", config.error().message.c_str());
@@ -127,7 +145,7 @@ int Main(int argc, char** argv) {
   PackForCpu(*weights, threads);
   const bench::Peaks peaks = bench::MeasurePeaks(threads);
   bench::Print(peaks, threads.size());
-  const Bench run{std::move(*config), std::move(*weights), threads, *backend, peaks};
+  const Bench run{std::move(*config), std::move(*weights), threads, backend, peaks, profile};
   std::printf(
       "case,context,streams,tokens_per_second,ms_per_step,gflops,bound_tokens_per_second,"
       "share\n");

@@ -1,0 +1,82 @@
+// A Backend that times another one, op by op: for benches and profiles.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+
+#include "ops/backend.h"
+
+namespace fathom::ops {
+
+class TimedBackend final : public Backend {
+ public:
+  explicit TimedBackend(Backend& inner) : inner_(inner) {}
+
+  void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override {
+    Time("rope_tables", [&] { inner_.RopeTables(step, rope, table); });
+  }
+  void Embed(const EmbedArgs& args) override {
+    Time("embed", [&] { inner_.Embed(args); });
+  }
+  // Linear products are told apart by their shape.
+  void Linear(const LinearArgs& args) override {
+    const std::string name =
+        "linear " + std::to_string(args.weight->out) + "x" + std::to_string(args.weight->in);
+    Time(name, [&] { inner_.Linear(args); });
+  }
+  void RmsNorm(const RmsNormArgs& args) override {
+    Time("rms_norm", [&] { inner_.RmsNorm(args); });
+  }
+  void NormRopeInsert(const NormRopeInsertArgs& args) override {
+    Time("norm_rope_insert", [&] { inner_.NormRopeInsert(args); });
+  }
+  void WindowCommit(const WindowCommitArgs& args) override {
+    Time("window_commit", [&] { inner_.WindowCommit(args); });
+  }
+  void Compressor(const CompressorArgs& args) override {
+    Time("compressor", [&] { inner_.Compressor(args); });
+  }
+  void Indexer(const IndexerArgs& args) override {
+    Time("indexer", [&] { inner_.Indexer(args); });
+  }
+  void SparseAttention(const SparseAttentionArgs& args) override {
+    const char* name = args.compressed.base == nullptr ? "sparse_attention swa"
+                       : args.selected == nullptr      ? "sparse_attention hca"
+                                                       : "sparse_attention csa";
+    Time(name, [&] { inner_.SparseAttention(args); });
+  }
+  void OutputProjection(const OutputProjectionArgs& args) override {
+    Time("output_projection", [&] { inner_.OutputProjection(args); });
+  }
+  void HyperConnection(const HyperConnectionArgs& args) override {
+    Time("hyper_connection", [&] { inner_.HyperConnection(args); });
+  }
+  void Router(const RouterArgs& args) override {
+    Time("router", [&] { inner_.Router(args); });
+  }
+  void Experts(const ExpertsArgs& args) override {
+    Time("experts", [&] { inner_.Experts(args); });
+  }
+  void Head(const HeadArgs& args) override {
+    Time("head", [&] { inner_.Head(args); });
+  }
+
+  // Seconds per op since the last Reset.
+  const std::map<std::string, double>& seconds() const { return seconds_; }
+  void Reset() { seconds_.clear(); }
+
+ private:
+  template <class Fn>
+  void Time(const std::string& name, Fn&& call) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    seconds_[name] +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  Backend& inner_;
+  std::map<std::string, double> seconds_;
+};
+
+}  // namespace fathom::ops
