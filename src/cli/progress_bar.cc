@@ -17,6 +17,7 @@ ProgressBar::ProgressBar(std::string label)
 void ProgressBar::Update(int64_t done, int64_t total) {
   const auto now = steady_clock::now();
   if (!terminal_ || total <= 0 || now - last_ < std::chrono::milliseconds(100)) return;
+  if (now - start_ < std::chrono::milliseconds(300)) return;  // over before it could be read
   last_ = now;
   drawn_ = true;
   constexpr int kWidth = 30;
