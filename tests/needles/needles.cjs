@@ -2,6 +2,7 @@
 //
 //   node needles.cjs --url http://127.0.0.1:8000 --tokens 8192 --documents 3 --at-least 27
 //     --depths N (10)  --concurrency N (4)  --seed N (1)
+//     --dump DIR: write the requests and their answers to files instead of asking
 // Prints a table and fails when fewer answers than --at-least are exactly right, or when the cache
 // blocks in use are ever not what the sequences' lengths need, to the page.
 'use strict';
@@ -9,11 +10,11 @@ const fs = require('fs');
 const path = require('path');
 
 const root = path.join(__dirname, '..', '..');
-const options = {url: '', tokens: 8192, documents: 3, depths: 10, concurrency: 4, seed: 1, 'at-least': 0};
+const options = {url: '', tokens: 8192, documents: 3, depths: 10, concurrency: 4, seed: 1, 'at-least': 0, dump: ''};
 for (let i = 2; i < process.argv.length; i += 2) {
   const name = process.argv[i].replace(/^--/, '');
   if (!(name in options)) throw new Error(`unknown option ${process.argv[i]}`);
-  options[name] = name === 'url' ? process.argv[i + 1] : Number(process.argv[i + 1]);
+  options[name] = name === 'url' || name === 'dump' ? process.argv[i + 1] : Number(process.argv[i + 1]);
 }
 
 // mulberry32: the same documents on every machine.
@@ -113,6 +114,14 @@ async function main() {
     planted.forEach((fact, i) => tasks.push({document: d, depth: i, ...fact, text: `${document}\n\n${fact.question}`}));
   }
 
+  const request = (task) => ({
+    messages: [{role: 'user', content: task.text}], temperature: 0, max_tokens: 40,
+  });
+  if (options.dump) {
+    tasks.forEach((task, i) => fs.writeFileSync(path.join(options.dump, `${options.tokens}-${i}.json`),
+      JSON.stringify({answer: task.answer, request: request(task)})));
+    return;
+  }
   const blockTokens = 256;
   let highest = 0;
   let live = true;
@@ -133,9 +142,7 @@ async function main() {
       const index = next++;
       if (index >= tasks.length) return;
       const task = tasks[index];
-      const reply = await post('/v1/chat/completions', {
-        messages: [{role: 'user', content: task.text}], temperature: 0, max_tokens: 40,
-      });
+      const reply = await post('/v1/chat/completions', request(task));
       const answer = reply.choices[0].message.content.trim();
       const ok = answer === task.answer;
       right += ok ? 1 : 0;
