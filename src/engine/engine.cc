@@ -9,7 +9,6 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <random>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -78,7 +77,6 @@ struct Engine::Impl {
   EngineStats published;             // as of the last step; `waiting` without arrivals
   Clock::time_point oldest_waiting;  // with published.waiting > 0
   Clock::time_point last_activity;   // end of the last step, or when work appeared
-  std::mt19937_64 seeds{std::random_device{}()};
 
   std::thread thread;
 
@@ -164,7 +162,6 @@ Expected<RequestId> Engine::Submit(Request request) {
                   "{} requests are waiting and the queue holds {}; try again later", waiting,
                   impl.options.max_waiting);
     }
-    if (request.random_seed) request.sampling.seed = impl.seeds();
     id = RequestId{impl.next_id++};
     impl.arrivals.push_back(std::make_unique<Sequence>(id, std::move(request), limit, now));
     if (impl.live++ == 0) impl.last_activity = now;

@@ -46,10 +46,9 @@ class OutputQueue {
 };
 
 struct Request {
-  std::vector<TokenId> prompt;  // at least one token
-  ops::SamplingParams sampling;
-  bool random_seed = false;  // the engine draws sampling.seed
-  int64_t max_tokens = 0;    // 0: up to the context limit
+  std::vector<TokenId> prompt;   // at least one token
+  ops::SamplingParams sampling;  // seed: the caller's, drawn by it when the user gave none
+  int64_t max_tokens = 0;        // 0: up to the context limit
   int64_t min_tokens = 0;
   bool ignore_eos = false;           // the end token is delivered like any other (vLLM's rule)
   std::vector<TokenId> stop_tokens;  // besides the model's own end token

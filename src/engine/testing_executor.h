@@ -1,6 +1,5 @@
-// ScriptedExecutor: an Executor without weights, for tests of everything above it and for
-// `fathom serve --scripted`. The next-token logits of a sequence are a function of its token
-// history.
+// ScriptedExecutor: an Executor without weights, for tests of everything above it. The next-token
+// logits of a sequence are a function of its token history.
 //
 // It keeps no memory of its own. Like a real model it writes the step's tokens into the blocks of
 // the block table and a running hash into the slot, and reads the history back from there, so a
