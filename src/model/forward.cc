@@ -34,7 +34,7 @@ struct Forward::Impl {
   ops::RopeFrequencies plain_rope;  // SWA layers
   ops::RopeFrequencies yarn_rope;   // CSA and HCA layers
 
-  std::vector<std::byte> memory;
+  int64_t workspace_bytes = 0;
   // Residual streams and the site in flight.
   MatrixView x;           // [T, 4*D]
   MatrixView u, z, o;     // [T, D] collapsed, normalised, site output
@@ -69,12 +69,9 @@ struct Forward::Impl {
       : config(c_), weights(w), backend(b), options(o_) {
     plain_rope = ops::PlainRope(config.rope_theta);
     yarn_rope = ops::YarnRope(config.compress_rope_theta, config.yarn);
+    LayOut(nullptr, workspace_bytes);
+    std::byte* base = backend.Allocate(workspace_bytes);
     int64_t bytes = 0;
-    LayOut(nullptr, bytes);
-    memory.resize(bytes + 64);
-    auto* base = reinterpret_cast<std::byte*>(
-        Align64(static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.data()))));
-    bytes = 0;
     LayOut(base, bytes);
   }
 
@@ -88,8 +85,13 @@ struct Forward::Impl {
       bytes += Align64(size);
       return at;
     };
-    const auto matrix = [&](int64_t rows, int64_t cols) {
-      return F32Matrix(reinterpret_cast<float*>(take(rows * cols * 4)), rows, cols);
+    const DType activation = backend.ActivationType(options.numerics);
+    const auto typed = [&](DType type, int64_t rows, int64_t cols) {
+      return MatrixView{take(rows * cols * ElementBytes(type)), type, rows, cols, cols};
+    };
+    const auto matrix = [&](int64_t rows, int64_t cols) { return typed(activation, rows, cols); };
+    const auto f32_matrix = [&](int64_t rows, int64_t cols) {
+      return typed(DType::kF32, rows, cols);
     };
     const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n * 4)); };
     const auto ints = [&](int64_t n) { return reinterpret_cast<int32_t*>(take(n * 4)); };
@@ -102,8 +104,8 @@ struct Forward::Impl {
     qa = matrix(t, config.q_lora_rank);
     q = matrix(t, config.num_heads * int64_t{kHeadDim});
     kv = matrix(t, kHeadDim);
-    c = matrix(t, 2 * kHeadDim);
-    g = matrix(t, 2 * kHeadDim);
+    c = f32_matrix(t, 2 * kHeadDim);
+    g = f32_matrix(t, 2 * kHeadDim);
     index_q = matrix(t, config.index_heads * int64_t{kIndexDim});
     index_w = matrix(t, config.index_heads);
     grouped = matrix(t, config.o_groups * config.o_lora_rank);
@@ -111,7 +113,7 @@ struct Forward::Impl {
     counts = ints(t);
     rope_plain = floats(t * kRopeDim);
     rope_yarn = floats(t * kRopeDim);
-    gate = matrix(t, config.num_experts);
+    gate = f32_matrix(t, config.num_experts);
     experts = ints(t * config.experts_per_token);
     routes = floats(t * config.experts_per_token);
     gathered = matrix(r, kStreams * d);
@@ -129,7 +131,7 @@ struct Forward::Impl {
 
   // Views the first `cols` columns' worth of a buffer as a dense [T, cols] matrix.
   MatrixView Dense(const MatrixView& m, int64_t cols) const {
-    return F32Matrix(m.f32(), tokens, cols);
+    return {m.data, m.dtype, tokens, cols, cols};
   }
 
   void Show(const std::string& name, const MatrixView& value) {
@@ -244,9 +246,10 @@ struct Forward::Impl {
     Linear(Rows(grouped), w.wo_b, Rows(o));
   }
 
-  // The indexer's choice; scores are materialised only for a tap that asks.
+  // The indexer's choice; scores are materialised only for a tap that asks (a debugging aid that
+  // allocates at every step).
   void Select(const std::string& name, const LayerKv& cache) {
-    std::vector<float> scores;
+    float* scores = nullptr;
     int64_t stride = 0;
     const bool wants = tap != nullptr && tap->Wants(name + ".indexer.scores");
     if (wants) {
@@ -254,7 +257,7 @@ struct Forward::Impl {
         stride = std::max<int64_t>(stride, (step->position[t] + 1) / 4);
       }
       stride = std::max<int64_t>(stride, 1);
-      scores.assign(tokens * stride, 0.0f);
+      scores = reinterpret_cast<float*>(backend.Allocate(tokens * stride * 4));
     }
     backend.Indexer({.step = step,
                      .heads = config.index_heads,
@@ -265,10 +268,10 @@ struct Forward::Impl {
                      .keys = cache.index_keys,
                      .selected = selected,
                      .counts = counts,
-                     .scores = wants ? scores.data() : nullptr,
+                     .scores = scores,
                      .scores_stride = stride,
                      .numerics = options.numerics});
-    if (wants) Show(name + ".indexer.scores", F32Matrix(scores.data(), tokens, stride));
+    if (wants) Show(name + ".indexer.scores", F32Matrix(scores, tokens, stride));
     ShowInts(name + ".indexer.selected", selected, config.index_top_k);
   }
 
@@ -366,7 +369,7 @@ void Forward::Run(const ops::StepView& step, const KvView& kv, std::span<const i
 }
 
 int64_t Forward::workspace_bytes() const {
-  return static_cast<int64_t>(impl_->memory.size());
+  return impl_->workspace_bytes;
 }
 
 }  // namespace fathom

@@ -2,7 +2,9 @@
 // on any backend. ReferenceBackend and CpuBackend are here; CUDA brings its own.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "core/thread_pool.h"
 #include "ops/compressor/compressor.h"
@@ -21,6 +23,16 @@ namespace fathom::ops {
 class Backend {
  public:
   virtual ~Backend() = default;
+
+  // Memory where this backend computes, 64-byte aligned and zero-filled; it lives as long as the
+  // backend. Called while a model is set up, never by a step.
+  virtual std::byte* Allocate(int64_t bytes) = 0;
+  // How activations are stored (numerics.h): float32 on the CPU.
+  virtual DType ActivationType(Numerics) const { return DType::kF32; }
+  // Copies `bytes` from where this backend computes to host memory, after all work submitted so
+  // far.
+  virtual void ToHost(void* host, const void* data, int64_t bytes) = 0;
+
   // table [T, 64]: RopeTableRow at every token's position; built once per step.
   virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
   virtual void Embed(const EmbedArgs&) = 0;
@@ -36,6 +48,19 @@ class Backend {
   virtual void Router(const RouterArgs&) = 0;
   virtual void Experts(const ExpertsArgs&) = 0;
   virtual void Head(const HeadArgs&) = 0;
+};
+
+// The two backends that compute in host memory.
+class HostBackend : public Backend {
+ public:
+  std::byte* Allocate(int64_t bytes) override;
+  void ToHost(void* host, const void* data, int64_t bytes) override;
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  std::vector<std::unique_ptr<std::byte, Free>> memory_;
 };
 
 std::unique_ptr<Backend> MakeReferenceBackend();

@@ -3,7 +3,7 @@
 namespace fathom::ops {
 namespace {
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public HostBackend {
  public:
   explicit CpuBackend(ThreadPool& pool) : pool_(pool) {}
 

@@ -3,7 +3,7 @@
 namespace fathom::ops {
 namespace {
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public HostBackend {
  public:
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override {
     for (int64_t t = 0; t < step.num_tokens; ++t) {

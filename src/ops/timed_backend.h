@@ -13,6 +13,11 @@ class TimedBackend final : public Backend {
  public:
   explicit TimedBackend(Backend& inner) : inner_(inner) {}
 
+  std::byte* Allocate(int64_t bytes) override { return inner_.Allocate(bytes); }
+  DType ActivationType(Numerics numerics) const override { return inner_.ActivationType(numerics); }
+  void ToHost(void* host, const void* data, int64_t bytes) override {
+    inner_.ToHost(host, data, bytes);
+  }
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override {
     Time("rope_tables", [&] { inner_.RopeTables(step, rope, table); });
   }
