@@ -2,7 +2,7 @@
 #   X_test.cc   -> linked into the test binary fathom_NAME_test (one ctest entry per TEST suite binary)
 #   X_bench.cc  -> one benchmark binary each, build/<preset>/bench/X_bench
 #   X_fuzz.cc   -> one libFuzzer binary each, build/fuzz/X_fuzz (preset fuzz only)
-#   X.cu      -> part of the library when FATHOM_CUDA is on
+#   X.cu, cuda*.cc, cuda/*.cc -> part of the library when FATHOM_CUDA is on
 #   X_avx2.cc   -> compiled for AVX2+FMA+F16C; X_avx512.cc for AVX-512 F/BW/DQ/VL/VBMI/VNNI/BF16.
 # Per-ISA files include no header with inline code that other files use too: the linker keeps one
 # copy of an inline function, and it must not be the AVX-512 one.
@@ -27,11 +27,17 @@ function(fathom_library name)
   if(FATHOM_CUDA)
     file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${dir}/*.cu)
     list(APPEND sources ${kernels})
+  else()
+    list(FILTER sources EXCLUDE REGEX "/cuda/|/cuda(_[a-z]+)?\\.cc$")
   endif()
   if(sources)
     add_library(fathom_${name} STATIC ${sources})
     target_include_directories(fathom_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src)
     target_link_libraries(fathom_${name} PUBLIC ${ARG_DEPS})
+    if(FATHOM_CUDA)
+      target_link_libraries(fathom_${name} PUBLIC CUDA::cudart_static)
+      target_compile_definitions(fathom_${name} PUBLIC FATHOM_CUDA=1)
+    endif()
     foreach(source ${sources})
       if(source MATCHES "_avx2\\.cc$")
         set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${FATHOM_AVX2_FLAGS}")
