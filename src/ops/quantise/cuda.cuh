@@ -88,21 +88,30 @@ __device__ inline void StoreWarpRow(const float (&v)[N], float* x, int lane) {
   }
 }
 
+__device__ inline float2 Bf16Pair(uint32_t word) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+__device__ inline uint32_t Bf16Word(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
 template <int N>
 __device__ inline void LoadWarpRow(const __nv_bfloat16* x, float (&v)[N], int lane) {
 #pragma unroll
-  for (int i = 0; i < N; i += 2) {
-    const float2 two =
-        __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + lane * N + i));
-    v[i] = two.x, v[i + 1] = two.y;
+  for (int i = 0; i < N; i += 4) {
+    const uint2 words = *reinterpret_cast<const uint2*>(x + lane * N + i);
+    const float2 a = Bf16Pair(words.x), b = Bf16Pair(words.y);
+    v[i] = a.x, v[i + 1] = a.y, v[i + 2] = b.x, v[i + 3] = b.y;
   }
 }
 
 template <int N>
 __device__ inline void StoreWarpRow(const float (&v)[N], __nv_bfloat16* x, int lane) {
 #pragma unroll
-  for (int i = 0; i < N; i += 2) {
-    *reinterpret_cast<__nv_bfloat162*>(x + lane * N + i) = __floats2bfloat162_rn(v[i], v[i + 1]);
+  for (int i = 0; i < N; i += 4) {
+    *reinterpret_cast<uint2*>(x + lane * N + i) = {Bf16Word(v[i], v[i + 1]),
+                                                   Bf16Word(v[i + 2], v[i + 3])};
   }
 }
 

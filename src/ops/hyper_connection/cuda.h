@@ -1,0 +1,12 @@
+// hyper_connection on CUDA: the contract of hyper_connection.h, pointers on the device; `site` is a
+// host struct of device pointers. D is a multiple of 4.
+#pragma once
+
+#include "ops/cuda/device.h"
+#include "ops/hyper_connection/hyper_connection.h"
+
+namespace fathom::ops {
+
+void HyperConnectionCuda(const HyperConnectionArgs& args, CudaStream stream);
+
+}  // namespace fathom::ops
