@@ -9,7 +9,7 @@
 
 #include "ops/compressor/cuda.h"
 #include "ops/cuda/common.cuh"
-#include "ops/cuda/pages.cuh"
+#include "ops/quantise/cuda.cuh"
 
 namespace fathom::ops {
 namespace cuda {
@@ -27,7 +27,7 @@ struct CompressorParams {
   float frequencies[kRopePairs];
   float* state;
   int64_t state_stride;
-  Pages rows;
+  PagedRows rows;
   bool product;
   bool round_kv;
 };
@@ -57,47 +57,12 @@ __device__ float BlockSum(float x, float* partial) {
   return sum;
 }
 
-// Largest magnitude of the thread's group of kWarps warps.
-template <int kWarps>
-__device__ float GroupMax(float x, float* partial) {
-  x = WarpMax(x);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
-  __syncthreads();
-  const int first = threadIdx.x / (32 * kWarps) * kWarps;
-  float max = partial[first];
-  for (int i = 1; i < kWarps; ++i) max = fmaxf(max, partial[first + i]);
-  __syncthreads();
-  return max;
-}
-
-__device__ float E4m3Scale(float amax) {
-  return PowerOfTwoUp(__fmul_rn(fmaxf(amax, 1e-4f), 1.0f / 448.0f));
-}
-
-__device__ unsigned char PowerOfTwoByte(float power) {
-  return static_cast<unsigned char>(__float_as_uint(power) >> 23);
-}
-
-// Nearest e2m1 code, ties to the even one (core/dtype.h).
-__device__ unsigned ToE2m1(float x) {
-  const float m = fabsf(x);
-  unsigned code = 7;
-  if (m <= 0.25f) code = 0;
-  else if (m < 0.75f) code = 1;
-  else if (m <= 1.25f) code = 2;
-  else if (m < 1.75f) code = 3;
-  else if (m <= 2.5f) code = 4;
-  else if (m < 3.5f) code = 5;
-  else if (m <= 5.0f) code = 6;
-  return code | (__float_as_uint(x) >> 31) << 3;
-}
-
 // model.md 5.4 on a pooled row whose channel threadIdx.x is x, and its encoding as row j.
 template <int kChannels>
 __device__ void FinishRow(const CompressorParams& p, float x, int32_t sequence, int32_t j,
                           int ratio) {
   __shared__ float partial[kChannels / 32];
-  __shared__ float row[kChannels];
+  __shared__ alignas(16) float row[kChannels];
   const int ch = threadIdx.x;
   x = RoundIf(x, p.product);
   const float squares = BlockSum<kChannels>(__fmul_rn(x, x), partial);
@@ -115,58 +80,23 @@ __device__ void FinishRow(const CompressorParams& p, float x, int32_t sequence, 
     x = RoundIf(x, p.product);
   }
 
+  // What is left works on blocks of channels: one warp does it.
+  row[ch] = x;
+  __syncthreads();
+  if (ch >= 32) return;
+  float v[kChannels / 32];
+  LoadWarpRow(row, v, ch);
+  const RowFormat format = p.rows.format;
+  if constexpr (kChannels == kIndexDim) {
+    if (format == RowFormat::kFp4Index) HadamardWarpRow(v, ch, p.product);
+  } else {
+    // kFp8Main rounds while it encodes.
+    if (p.product && p.round_kv && format != RowFormat::kFp8Main) RoundKvWarpRow(v, ch);
+  }
   const int32_t block =
       p.step.block_table[int64_t{sequence} * p.step.max_blocks + j / p.rows.rows_per_page];
-  char* data = p.rows.Data(block, j % p.rows.rows_per_page);
-  char* scales = p.rows.Scale(block, j % p.rows.rows_per_page);
-  if constexpr (kChannels == kIndexDim) {
-    if (p.rows.format == RowFormat::kFp4Index) {
-      row[ch] = x;
-      for (int stride = 1; stride < kChannels; stride *= 2) {
-        __syncthreads();
-        const float other = row[ch ^ stride];
-        x = (ch & stride) == 0 ? __fadd_rn(x, other) : __fsub_rn(other, x);
-        __syncthreads();
-        row[ch] = x;
-      }
-      x = RoundIf(__fmul_rn(x, 0.08838834764831845f), p.product);  // 128^-0.5
-      const float amax = fmaxf(WarpMax(fabsf(x)), 6 * 0x1p-126f);
-      const float scale = PowerOfTwoUp(__fmul_rn(amax, 1.0f / 6.0f));
-      const unsigned code = ToE2m1(__fmul_rn(x, 1.0f / scale));
-      const unsigned odd = __shfl_down_sync(0xffffffffu, code, 1);
-      if (ch % 2 == 0) data[ch / 2] = static_cast<char>(code | odd << 4);
-      if (ch % 32 == 0) scales[ch / 32] = static_cast<char>(PowerOfTwoByte(scale));
-      return;
-    }
-    if (p.rows.format == RowFormat::kFp8Index) {
-      const float scale = E4m3Scale(GroupMax<4>(fabsf(x), partial));
-      data[ch] = static_cast<char>(ToE4m3(__fmul_rn(x, 1.0f / scale)));
-      if (ch == 0) *reinterpret_cast<float*>(scales) = scale;
-      return;
-    }
-  } else {
-    const bool fp8 = p.rows.format == RowFormat::kFp8Main;
-    if (fp8 || (p.product && p.round_kv)) {
-      const float scale = E4m3Scale(GroupMax<2>(fabsf(x), partial));  // blocks of 64
-      const unsigned char code = ToE4m3(__fmul_rn(x, 1.0f / scale));
-      if (fp8) {
-        if (ch < kNopeDim) {
-          data[ch] = static_cast<char>(code);
-          if (ch % 64 == 0) scales[ch / 64] = static_cast<char>(PowerOfTwoByte(scale));
-        } else {
-          reinterpret_cast<__nv_bfloat16*>(data + kNopeDim)[ch - kNopeDim] = __float2bfloat16_rn(x);
-          if (ch == kNopeDim) scales[7] = 0;
-        }
-        return;
-      }
-      if (ch < kNopeDim) x = RoundBf16(__fmul_rn(FromE4m3(code), scale));
-    }
-  }
-  if (p.rows.format == RowFormat::kBf16) {
-    reinterpret_cast<__nv_bfloat16*>(data)[ch] = __float2bfloat16_rn(x);
-  } else {
-    reinterpret_cast<float*>(data)[ch] = x;
-  }
+  const int32_t in_page = j % p.rows.rows_per_page;
+  EncodeWarpRow(format, v, RowData(p.rows, block, in_page), RowScale(p.rows, block, in_page), ch);
 }
 
 template <int kChannels>
@@ -320,7 +250,7 @@ void CompressorCuda(const CompressorArgs& args, CudaStream stream) {
   std::copy(args.rope->f.begin(), args.rope->f.end(), p.frequencies);
   p.state = args.state;
   p.state_stride = args.state_stride;
-  p.rows = cuda::Pages(args.rows);
+  p.rows = args.rows;
   p.product = args.numerics == Numerics::kProduct;
   p.round_kv = args.round_kv;
   const auto tokens = static_cast<unsigned>(args.step->num_tokens);
