@@ -1,0 +1,70 @@
+// linear on CUDA: the device form of a weight, and the product of linear.h.
+//
+// Order of the sum. Activations and weights of FP8, FP4 and BF16 products are exact in bf16 and are
+// multiplied by the tensor cores (mma m16n8k16, f32 accumulators). The depth is padded to units of
+// 128 inputs and cut into 8 segments at units s*U/8; each segment is one chain of mma from zero,
+// the 8 results are added in ascending order. Few rows (streaming) and many rows (tiles) run the
+// same instructions in the same order, so that y[t] has the same bits for every T: decode equals
+// prefill. Float products (kReference, or F32 weights) are f32 FMA in ascending order, one kernel
+// for every T, no TF32.
+//
+// NaN codes of e4m3 (0x7f, 0xff) are read as +-480: loading refuses such checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "ops/cuda/device.h"
+#include "ops/linear/linear.h"
+
+namespace fathom::ops {
+
+inline constexpr int64_t kCudaUnit = 128;  // inputs; the padding of a weight's rows
+
+inline int64_t CudaDepth(int64_t in) {
+  return (in + kCudaUnit - 1) / kCudaUnit * kCudaUnit;
+}
+
+// What the kernels read of a weight; all pointers are device addresses.
+struct CudaWeightView {
+  const uint8_t* data = nullptr;  // [out] rows of `depth` elements at stored precision, 0 beyond in
+  const uint8_t* scale = nullptr;  // FP8 [ceil(out/128), depth/128], FP4 [out, depth/32] ue8m0
+  int32_t out = 0;
+  int32_t in = 0;
+  int32_t depth = 0;  // CudaDepth(in)
+  WeightFormat format = WeightFormat::kBF16;
+  bool wide = false;  // a scale is so large that expanding takes a second multiplication
+};
+
+// The device form: the checkpoint's row-major layout, rows padded with zeros to CudaDepth(in).
+struct CudaWeight : PackedWeight {
+  CudaWeightView view;
+  // Set on experts[0].w1 by PackExpertsCuda: device array [E + 1][w1, w2, w3], shared last.
+  const CudaWeightView* experts = nullptr;
+  void* owned[2] = {};  // what the destructor frees: this weight's memory, the expert table
+  CudaWeight() = default;
+  CudaWeight(const CudaWeight&) = delete;
+  CudaWeight& operator=(const CudaWeight&) = delete;
+  ~CudaWeight() override;
+};
+
+// Device memory of at least `bytes`, 256-byte aligned, that outlives the weight.
+using CudaAllocate = std::function<void*(int64_t bytes)>;
+
+// Device bytes PackLinearCuda asks for.
+int64_t CudaWeightBytes(const LinearWeight& weight);
+
+// Copies the weight to the device and sets weight.packed. With no `allocate` the weight owns memory
+// of its own. Waits for the copy; weight.data is not read again.
+void PackLinearCuda(LinearWeight& weight, const CudaAllocate& allocate = {});
+
+// The device form of `weight`; ends the process when PackLinearCuda has not run.
+const CudaWeight& PackedCuda(const LinearWeight& weight);
+
+// Bytes of scratch for up to `rows` rows of a weight with `in` inputs. 256-byte aligned memory.
+int64_t LinearCudaScratchBytes(int64_t rows, int64_t in);
+
+// x and y may be f32 or bf16 in either numerics. Two launches at most.
+void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream);
+
+}  // namespace fathom::ops

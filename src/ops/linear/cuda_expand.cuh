@@ -1,0 +1,148 @@
+// Weights and activations as the tensor cores take them: bf16 words in registers.
+//
+// Order of inputs. Within a unit of 128 inputs, quarter-lane q (lane & 3) of a warp takes 32
+// inputs, as 4 chunks of 8 consecutive ones; chunk e begins at UnitChunk<F>(q, e). The chunks are
+// chosen so that one 16-byte load of a weight row per lane covers whole 64-byte pieces. mma number
+// 2e+i of the unit contracts words 2i, 2i+1 of chunk e, of weight and activation alike.
+//
+// Interleaving. A chunk's 8 values lie in 4 words. In the interleaved order word i holds values i
+// and i + 4: FP4 nibbles reach it by two shifts. Quantised activations are stored in this order;
+// the natural order (word i holds 2i, 2i + 1) is that of plain bf16 activations.
+#pragma once
+
+#include "ops/cuda/common.cuh"
+#include "ops/linear/cuda.h"
+
+namespace fathom::ops::cuda {
+
+inline constexpr int kUnit = static_cast<int>(kCudaUnit);
+inline constexpr int kSegments = 8;
+
+using Format = WeightFormat;
+
+// Inputs per 16-byte load.
+template <Format F>
+inline constexpr int kLoadInputs = F == Format::kFp4Block32    ? 32
+                                   : F == Format::kFp8Block128 ? 16
+                                                               : 8;
+
+// Bytes of one unit of a weight row.
+template <Format F>
+inline constexpr int kUnitBytes = kUnit * 16 / kLoadInputs<F>;
+
+template <Format F>
+__device__ constexpr int UnitChunk(int q, int e) {
+  constexpr int c = kLoadInputs<F>;
+  return 4 * c * (8 * e / c) + c * q + 8 * e % c;
+}
+
+__device__ inline int64_t RowBytes(const CudaWeightView& w) {
+  switch (w.format) {
+    case Format::kF32: return int64_t{w.depth} * 4;
+    case Format::kBF16: return int64_t{w.depth} * 2;
+    case Format::kFp8Block128: return w.depth;
+    case Format::kFp4Block32: return w.depth / 2;
+  }
+  return 0;
+}
+
+__device__ inline uint32_t MultiplyBf16x2(uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
+// The scale of a chunk as factors of raw words, in which a stored exponent field stands in bf16's:
+// too small by 2^120 (e4m3, bias 7) or 2^126 (e2m1, bias 1). bf16 ends at 2^127, so a large scale
+// needs a second factor.
+struct ChunkScale {
+  uint32_t factor;
+  uint32_t second;
+};
+
+template <Format F>
+__device__ inline ChunkScale MakeScale(uint32_t ue8m0) {
+  const uint32_t field = ue8m0 + (F == Format::kFp4Block32 ? 126u : 120u);
+  const uint32_t first = min(field, 254u);
+  return {(first << 7) * 0x00010001u, ((127u + field - first) << 7) * 0x00010001u};
+}
+
+// The scale of row `row` for quarter q of a unit: FP8 has one per unit, FP4 one per quarter.
+template <Format F>
+__device__ inline uint32_t LoadScale(const CudaWeightView& w, int row, int unit, int q) {
+  if constexpr (F == Format::kFp8Block128) {
+    return __ldg(w.scale + int64_t{row >> 7} * (w.depth / kUnit) + unit);
+  } else if constexpr (F == Format::kFp4Block32) {
+    return __ldg(w.scale + int64_t{row} * (w.depth / 32) + unit * 4 + q);
+  } else {
+    return 0;
+  }
+}
+
+__device__ inline void ApplyScale(const ChunkScale& scale, bool wide, uint32_t word[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = MultiplyBf16x2(word[i], scale.factor);
+  if (!wide) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = MultiplyBf16x2(word[i], scale.second);
+}
+
+// Eight e4m3 codes, the first in the low byte of `low`.
+template <bool kInterleaved>
+__device__ inline void ExpandFp8(uint32_t low, uint32_t high, const ChunkScale& scale, bool wide,
+                                 uint32_t word[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t a = kInterleaved ? i : 2 * i;
+    const uint32_t b = kInterleaved ? i + 4 : 2 * i + 1;
+    // The code in the upper byte of each half: sign in place, exponent and fraction 4 too high.
+    const uint32_t p = __byte_perm(low, high, (a * 0x11u) | (b * 0x1100u));
+    word[i] = (p & 0x80008000u) | ((p >> 4) & 0x07f007f0u);
+  }
+  ApplyScale(scale, wide, word);
+}
+
+// Eight e2m1 codes, the first in the low nibble; interleaved.
+__device__ inline void ExpandFp4(uint32_t codes, const ChunkScale& scale, bool wide,
+                                 uint32_t word[4]) {
+  word[0] = ((codes << 12) & 0x80008000u) | ((codes << 6) & 0x01c001c0u);
+  word[1] = ((codes << 8) & 0x80008000u) | ((codes << 2) & 0x01c001c0u);
+  word[2] = ((codes << 4) & 0x80008000u) | ((codes >> 2) & 0x01c001c0u);
+  word[3] = (codes & 0x80008000u) | ((codes >> 6) & 0x01c001c0u);
+  ApplyScale(scale, wide, word);
+}
+
+// The stored weight times its scale, for the float kernels.
+__device__ inline float WeightValue(const CudaWeightView& w, int row, int k) {
+  const uint8_t* data = w.data + row * RowBytes(w);
+  switch (w.format) {
+    case Format::kF32: return reinterpret_cast<const float*>(data)[k];
+    case Format::kBF16: return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(data)[k]);
+    case Format::kFp8Block128:
+      return FromE4m3(data[k]) * FromE8m0(w.scale[int64_t{row >> 7} * (w.depth / kUnit) + k / 128]);
+    case Format::kFp4Block32: {
+      const uint32_t code = (data[k / 2] >> (4 * (k & 1))) & 15u;
+      // 0 .5 1 1.5 2 3 4 6, doubled, one per nibble.
+      const float magnitude = 0.5f * static_cast<float>((0xc8643210u >> (4 * (code & 7u))) & 15u);
+      const float scale = FromE8m0(w.scale[int64_t{row} * (w.depth / 32) + k / 32]);
+      return ((code & 8u) != 0 ? -magnitude : magnitude) * scale;
+    }
+  }
+  return 0;
+}
+
+// d += a b: a [16 outputs, 16 inputs], b [16 inputs, 8 rows].
+__device__ inline void Mma(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                           uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The first unit of segment s of `units`.
+__device__ inline int SegmentBegin(int s, int units) {
+  return s * units / kSegments;
+}
+
+}  // namespace fathom::ops::cuda

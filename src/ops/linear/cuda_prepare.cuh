@@ -1,0 +1,110 @@
+// What happens to activations before a product: as they are, rounded to bf16, or quantised.
+#pragma once
+
+#include "ops/linear/cuda_expand.cuh"
+
+namespace fathom::ops::cuda {
+
+// How a product reads its activations.
+enum class Form : uint8_t {
+  kFloat,      // f32, not rounded: kReference and F32 weights
+  kPlain,      // bf16, natural order: BF16 weights
+  kQuantised,  // bf16 values of the activation quantiser, interleaved: FP8 and FP4 weights
+};
+
+inline Form FormOf(WeightFormat format, Numerics numerics) {
+  if (numerics == Numerics::kReference || format == WeightFormat::kF32) return Form::kFloat;
+  return format == WeightFormat::kBF16 ? Form::kPlain : Form::kQuantised;
+}
+
+// One unit of a row by one warp: `value` holds inputs 4*lane .. 4*lane + 3 (zero beyond the row's
+// end), `row` the whole padded row in the given form.
+__device__ inline void StoreUnit(Form form, const float value[4], int unit, void* row) {
+  const int lane = threadIdx.x % 32;
+  const int64_t at = int64_t{unit} * kUnit + 4 * lane;
+  if (form == Form::kFloat) {
+    *reinterpret_cast<float4*>(static_cast<float*>(row) + at) =
+        make_float4(value[0], value[1], value[2], value[3]);
+    return;
+  }
+  float v[4] = {value[0], value[1], value[2], value[3]};
+  if (form == Form::kQuantised) {
+    const float most =
+        WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
+    const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
+    const float inverse = 1.0f / scale;  // exact: a power of two
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = FromE4m3(ToE4m3(v[i] * inverse)) * scale;
+  }
+  const auto pack = [](float low, float high) {
+    return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(low))) |
+           static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
+  };
+  uint2 words = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
+  if (form == Form::kQuantised) {
+    // A pair of lanes holds a chunk of 8 and trades halves: the even lane stores words (0,4) (1,5),
+    // the odd one (2,6) (3,7).
+    const bool odd = (lane & 1) != 0;
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? words.x : words.y, 1);
+    const uint32_t low = odd ? other : words.x;
+    const uint32_t high = odd ? words.y : other;
+    words = make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+  }
+  *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(row) + at) = words;
+}
+
+// x [rows, in] to out [rows, depth] of `form`, a warp per unit.
+template <class T>
+__global__ void __launch_bounds__(256)
+    PrepareKernel(const T* x, int64_t stride, int rows, int in, int units, Form form, void* out) {
+  const int64_t job = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
+  if (job >= int64_t{rows} * units) return;
+  const int64_t t = job / units;
+  const int unit = static_cast<int>(job % units);
+  const int k = unit * kUnit + 4 * static_cast<int>(threadIdx.x % 32);
+  float v[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = k + i < in ? ToFloat(x[t * stride + k + i]) : 0.0f;
+  const int64_t row_bytes = int64_t{units} * kUnit * (form == Form::kFloat ? 4 : 2);
+  StoreUnit(form, v, unit, static_cast<char*>(out) + t * row_bytes);
+}
+
+inline void Prepare(const MatrixView& x, Form form, void* out, cudaStream_t stream) {
+  const int units = static_cast<int>(CudaDepth(x.cols) / kUnit);
+  WithActivationType(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    PrepareKernel<T><<<Blocks(x.rows * units, 8), 256, 0, stream>>>(
+        static_cast<const T*>(x.data), x.stride, static_cast<int>(x.rows), static_cast<int>(x.cols),
+        units, form, out);
+  });
+  FATHOM_CUDA_CHECK(cudaGetLastError());
+}
+
+// Four consecutive results of a row, count of them real; `vector` says that y's rows are aligned.
+template <class T>
+__device__ inline void StoreResults(T* at, const float4& v, int count, bool round, bool vector) {
+  const float value[4] = {RoundIf(v.x, round), RoundIf(v.y, round), RoundIf(v.z, round),
+                          RoundIf(v.w, round)};
+  if (vector && count == 4) {
+    if constexpr (sizeof(T) == 4) {
+      *reinterpret_cast<float4*>(at) = make_float4(value[0], value[1], value[2], value[3]);
+    } else {
+      T four[4] = {FromFloat<T>(value[0]), FromFloat<T>(value[1]), FromFloat<T>(value[2]),
+                   FromFloat<T>(value[3])};
+      *reinterpret_cast<uint2*>(at) = *reinterpret_cast<const uint2*>(four);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) at[i] = FromFloat<T>(value[i]);
+  }
+}
+
+// Whether four consecutive elements of any row, from a multiple of four on, may be stored at once.
+inline bool RowsAligned(const MatrixView& y) {
+  const auto bytes = static_cast<uintptr_t>(4 * ElementBytes(y.dtype));
+  return reinterpret_cast<uintptr_t>(y.data) % bytes == 0 && y.stride % 4 == 0;
+}
+
+}  // namespace fathom::ops::cuda
