@@ -1,0 +1,408 @@
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "ops/experts/cuda.h"
+#include "ops/experts/cuda_groups.cuh"
+#include "ops/linear/cuda_float.cuh"
+#include "ops/linear/cuda_prepare.cuh"
+#include "ops/linear/cuda_skinny.cuh"
+#include "ops/linear/cuda_tile.cuh"
+
+namespace fathom::ops {
+namespace cuda {
+namespace {
+
+constexpr int kTileRows = 64;
+
+// Whether an expert has so few pairs, on average, that streaming its weights past tiles of 8 rows
+// is faster than tiles of 64.
+bool FewPairs(int64_t tokens, int top_k, int num_experts) {
+  const int64_t routed = tokens * top_k;
+  return routed <= 64 || routed <= 2 * num_experts;
+}
+
+// One of the two products of every pair: w1 and w3 side by side, or w2.
+struct GroupedProduct {
+  Groups groups;
+  const CudaWeightView* table;  // [num_experts + 1][w1, w2, w3]
+  int num_experts;
+  bool up;              // w1 and w3 of a token's row, else w2 of a pair's row
+  bool all_float;       // kReference
+  int slots;            // top_k + 1
+  const char* x[2];     // activations for routed experts and for the shared one
+  int64_t x_stride[2];  // bytes
+  int out;              // outputs of one matrix
+  int64_t y_stride;     // elements; up: w1's outputs, then w3's
+  bool round;
+};
+
+// What a block works on.
+struct Block {
+  GroupTile tile;
+  CudaWeightView w;
+  int out0;
+  int matrix;  // 0, or 1 for w3
+  bool is_float;
+};
+
+// False for blocks beyond the last tile.
+__device__ bool FindBlock(const GroupedProduct& p, int outputs_per_block, Block& block) {
+  const int index = static_cast<int>(blockIdx.x);
+  if (index >= *p.groups.num_tiles) return false;
+  block.tile = p.groups.tiles[index];
+  const int per_matrix = (p.out + outputs_per_block - 1) / outputs_per_block;
+  block.matrix = static_cast<int>(blockIdx.y) / per_matrix;
+  block.out0 = static_cast<int>(blockIdx.y) % per_matrix * outputs_per_block;
+  block.w = p.table[block.tile.expert * 3 + (p.up ? 2 * block.matrix : 1)];
+  block.is_float = p.all_float || block.w.format == Format::kF32;
+  return true;
+}
+
+__device__ int64_t PairOf(const GroupedProduct& p, const Block& block, int r) {
+  return p.groups.pairs[block.tile.first + r];
+}
+__device__ const char* InputOf(const GroupedProduct& p, const Block& block, int r) {
+  const int64_t pair = PairOf(p, block, r);
+  const int shared = block.tile.expert == p.num_experts ? 1 : 0;
+  return p.x[shared] + (p.up ? pair / p.slots : pair) * p.x_stride[shared];
+}
+template <class T>
+__device__ T* OutputOf(const GroupedProduct& p, const Block& block, int r, T* y) {
+  return y + PairOf(p, block, r) * p.y_stride + int64_t{block.matrix} * p.out;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSkinnyThreads)
+    GroupedSkinnyKernel(const __grid_constant__ GroupedProduct p, T* y) {
+  __shared__ SkinnyShared<1> shared;
+  Block block;
+  if (!FindBlock(p, 16, block) || block.is_float) return;
+  const int lane_row = threadIdx.x % 32 / 4;
+  const auto* x = lane_row < block.tile.rows
+                      ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, lane_row))
+                      : nullptr;
+  const auto store = [&](int r, int o, float v) {
+    OutputOf(p, block, r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
+  };
+  switch (block.w.format) {
+    case Format::kFp8Block128:
+      SkinnyProduct<Format::kFp8Block128, true, 1>(block.w, block.out0, p.out, x, block.tile.rows,
+                                                   shared, store);
+      break;
+    case Format::kFp4Block32:
+      SkinnyProduct<Format::kFp4Block32, true, 1>(block.w, block.out0, p.out, x, block.tile.rows,
+                                                  shared, store);
+      break;
+    default:
+      SkinnyProduct<Format::kBF16, false, 1>(block.w, block.out0, p.out, x, block.tile.rows, shared,
+                                             store);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kTileThreads, 2)
+    GroupedTileKernel(const __grid_constant__ GroupedProduct p, T* y) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Block block;
+  if (!FindBlock(p, kTileOutputs, block) || block.is_float) return;
+  const auto row_of = [&](int r) {
+    return r < block.tile.rows ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, r))
+                               : nullptr;
+  };
+  const auto* any = reinterpret_cast<const __nv_bfloat16*>(p.x[0]);
+  const bool vector = p.out % 4 == 0;
+  const auto store = [&](int r, int o, const float4& v, int n) {
+    StoreResults(OutputOf(p, block, r, y) + o, v, n, p.round, vector);
+  };
+  switch (block.w.format) {
+    case Format::kFp8Block128:
+      TileProduct<Format::kFp8Block128, true, kTileRows>(block.w, block.out0, p.out, any, row_of,
+                                                         block.tile.rows, shared, store);
+      break;
+    case Format::kFp4Block32:
+      TileProduct<Format::kFp4Block32, true, kTileRows>(block.w, block.out0, p.out, any, row_of,
+                                                        block.tile.rows, shared, store);
+      break;
+    default:
+      TileProduct<Format::kBF16, false, kTileRows>(block.w, block.out0, p.out, any, row_of,
+                                                   block.tile.rows, shared, store);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kFloatThreads)
+    GroupedFloatKernel(const __grid_constant__ GroupedProduct p, T* y) {
+  __shared__ FloatShared shared;
+  Block block;
+  if (!FindBlock(p, kFloatOutputs, block) || !block.is_float) return;
+  for (int first = 0; first < block.tile.rows; first += kFloatRows) {
+    FloatProduct(
+        block.w, block.out0, p.out, min(kFloatRows, block.tile.rows - first), shared,
+        [&](int r, int k) {
+          return reinterpret_cast<const float*>(InputOf(p, block, first + r))[k];
+        },
+        [&](int r, int o, float v) {
+          OutputOf(p, block, first + r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
+        });
+  }
+}
+
+struct Activation {
+  const float* weights;  // [tokens, slots - 1]
+  int slots;
+  float limit, shared_limit;
+  Form form, shared_form;
+  int64_t pairs;
+  int inner;
+  int units;
+  int64_t a_stride;  // bytes
+  bool round;
+};
+
+// a = silu(min(g, limit)) * clamp(u, +-limit) * weight, in w2's form; a warp per unit of a pair.
+template <class T>
+__global__ void __launch_bounds__(256) SwigluKernel(Activation p, const T* gate_up, char* a) {
+  const int64_t job = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
+  if (job >= p.pairs * p.units) return;
+  const int64_t pair = job / p.units;
+  const int unit = static_cast<int>(job % p.units);
+  const int64_t token = pair / p.slots;
+  const int slot = static_cast<int>(pair % p.slots);
+  const bool shared = slot == p.slots - 1;
+  const float limit = shared ? p.shared_limit : p.limit;
+  const float weight = shared ? 1.0f : p.weights[token * (p.slots - 1) + slot];
+  const T* g = gate_up + pair * 2 * p.inner;
+  const T* u = g + p.inner;
+  const int k = unit * kUnit + 4 * static_cast<int>(threadIdx.x % 32);
+  float v[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    v[i] = 0.0f;
+    if (k + i >= p.inner) continue;
+    const float gate = fminf(ToFloat(g[k + i]), limit);
+    const float up = fminf(fmaxf(ToFloat(u[k + i]), -limit), limit);
+    v[i] = RoundIf(gate / (1.0f + expf(-gate)) * up * weight, p.round);
+  }
+  StoreUnit(shared ? p.shared_form : p.form, v, unit, a + pair * p.a_stride);
+}
+
+// y[t] = the token's pairs, ascending slot, shared last. Block (channels, token).
+template <class T>
+__global__ void __launch_bounds__(256)
+    CombineKernel(const T* parts, int slots, int hidden, bool round, T* y, int64_t y_stride) {
+  const int channel = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
+  if (channel >= hidden) return;
+  const int64_t token = blockIdx.y;
+  const T* part = parts + token * slots * hidden + channel;
+  float sum = 0;
+  for (int s = 0; s < slots; ++s) sum += ToFloat(part[int64_t{s} * hidden]);
+  y[token * y_stride + channel] = FromFloat<T>(RoundIf(sum, round));
+}
+
+constexpr int64_t FormBytes(Form form) {
+  return form == Form::kFloat ? 4 : 2;
+}
+
+// Where everything lies in the scratch.
+struct Plan {
+  Form z_form[2], a_form[2];  // routed, shared
+  int hidden, inner, slots;
+  int64_t z_stride, a_stride;  // bytes
+  int64_t element;             // of gate_up and parts
+  int64_t num_tiles, tiles, pairs, z[2], gate_up, a, parts, bytes;
+
+  Plan(const ExpertsArgs& args, int64_t rows) {
+    const ExpertWeights& routed = args.experts[0];
+    hidden = static_cast<int>(routed.w1.in);
+    inner = static_cast<int>(routed.w1.out);
+    slots = args.top_k + 1;
+    z_form[0] = FormOf(routed.w1.format, args.numerics);
+    z_form[1] = FormOf(args.shared->w1.format, args.numerics);
+    a_form[0] = FormOf(routed.w2.format, args.numerics);
+    a_form[1] = FormOf(args.shared->w2.format, args.numerics);
+    const auto widest = [](const Form* form) {
+      return FormBytes(form[0]) > FormBytes(form[1]) ? FormBytes(form[0]) : FormBytes(form[1]);
+    };
+    z_stride = CudaDepth(hidden) * widest(z_form);
+    a_stride = CudaDepth(inner) * widest(a_form);
+    element = args.numerics == Numerics::kProduct ? 2 : 4;  // rounded to bf16 by the contract
+    const int64_t count = rows * slots;
+    int64_t at = 0;
+    const auto take = [&](int64_t size) {
+      const int64_t begin = at;
+      at += (size + 255) / 256 * 256;
+      return begin;
+    };
+    num_tiles = take(sizeof(int32_t));
+    tiles = take(MaxTiles(rows, args.top_k, args.num_experts, kSkinnyRows) *
+                 static_cast<int64_t>(sizeof(GroupTile)));
+    pairs = take(count * static_cast<int64_t>(sizeof(int32_t)));
+    z[0] = take(rows * z_stride);
+    z[1] = z_form[0] == z_form[1] ? z[0] : take(rows * z_stride);
+    gate_up = take(count * 2 * inner * element);
+    a = take(count * a_stride);
+    parts = take(count * hidden * element);
+    bytes = at;
+  }
+};
+
+template <class T>
+void LaunchProduct(const GroupedProduct& p, bool skinny, int64_t max_tiles, bool some_float,
+                   bool some_not, T* y, cudaStream_t stream) {
+  const int matrices = p.up ? 2 : 1;
+  const auto grid = [&](int outputs) {
+    return dim3(static_cast<unsigned>(max_tiles), matrices * Blocks(p.out, outputs));
+  };
+  if (some_not && skinny) {
+    GroupedSkinnyKernel<T><<<grid(16), kSkinnyThreads, 0, stream>>>(p, y);
+  } else if (some_not) {
+    constexpr int kBytes = kTileSharedBytes<kTileRows>;
+    FATHOM_CUDA_CHECK(cudaFuncSetAttribute(GroupedTileKernel<T>,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    GroupedTileKernel<T><<<grid(kTileOutputs), kTileThreads, kBytes, stream>>>(p, y);
+  }
+  if (some_float) {
+    GroupedFloatKernel<T><<<grid(kFloatOutputs), kFloatThreads, 0, stream>>>(p, y);
+  }
+  FATHOM_CUDA_CHECK(cudaGetLastError());
+}
+
+template <class T>
+void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
+  const int64_t rows = args.z.rows;
+  const Plan plan(args, rows);
+  const bool product = args.numerics == Numerics::kProduct;
+  const bool skinny = FewPairs(rows, args.top_k, args.num_experts);
+  const int tile_rows = skinny ? kSkinnyRows : kTileRows;
+  const Groups groups{reinterpret_cast<int32_t*>(scratch + plan.num_tiles),
+                      reinterpret_cast<GroupTile*>(scratch + plan.tiles),
+                      reinterpret_cast<int32_t*>(scratch + plan.pairs)};
+  GroupKernel<<<1, kGroupThreads, 2 * (args.num_experts + 1) * sizeof(int32_t), stream>>>(
+      args.chosen, static_cast<int>(rows), args.top_k, args.num_experts, tile_rows, groups);
+  FATHOM_CUDA_CHECK(cudaGetLastError());
+
+  const bool one_form = plan.z_form[0] == plan.z_form[1];
+  Prepare(args.z, plan.z_form[0], scratch + plan.z[0], stream);
+  if (!one_form) Prepare(args.z, plan.z_form[1], scratch + plan.z[1], stream);
+
+  GroupedProduct p;
+  p.groups = groups;
+  p.table = PackedCuda(args.experts[0].w1).experts;
+  p.num_experts = args.num_experts;
+  p.all_float = !product;
+  p.slots = plan.slots;
+  p.round = product;
+  const int64_t max_tiles = MaxTiles(rows, args.top_k, args.num_experts, tile_rows);
+  const auto launch = [&](const Form form[2], T* y) {
+    LaunchProduct<T>(p, skinny, max_tiles, form[0] == Form::kFloat || form[1] == Form::kFloat,
+                     form[0] != Form::kFloat || form[1] != Form::kFloat, y, stream);
+  };
+
+  auto* gate_up = reinterpret_cast<T*>(scratch + plan.gate_up);
+  p.up = true;
+  p.x[0] = scratch + plan.z[0];
+  p.x[1] = scratch + plan.z[1];
+  p.x_stride[0] = CudaDepth(plan.hidden) * FormBytes(plan.z_form[0]);
+  p.x_stride[1] = CudaDepth(plan.hidden) * FormBytes(plan.z_form[1]);
+  p.out = plan.inner;
+  p.y_stride = 2 * int64_t{plan.inner};
+  launch(plan.z_form, gate_up);
+
+  const Activation activation{.weights = args.weights,
+                              .slots = plan.slots,
+                              .limit = args.limit,
+                              .shared_limit = args.shared_limit,
+                              .form = plan.a_form[0],
+                              .shared_form = plan.a_form[1],
+                              .pairs = rows * plan.slots,
+                              .inner = plan.inner,
+                              .units = static_cast<int>(CudaDepth(plan.inner) / kUnit),
+                              .a_stride = plan.a_stride,
+                              .round = product};
+  SwigluKernel<T><<<Blocks(activation.pairs * activation.units, 8), 256, 0, stream>>>(
+      activation, gate_up, scratch + plan.a);
+  FATHOM_CUDA_CHECK(cudaGetLastError());
+
+  auto* parts = reinterpret_cast<T*>(scratch + plan.parts);
+  p.up = false;
+  p.x[0] = p.x[1] = scratch + plan.a;
+  p.x_stride[0] = p.x_stride[1] = plan.a_stride;
+  p.out = plan.hidden;
+  p.y_stride = plan.hidden;
+  launch(plan.a_form, parts);
+
+  CombineKernel<T><<<dim3(Blocks(plan.hidden, 256), static_cast<unsigned>(rows)), 256, 0, stream>>>(
+      parts, plan.slots, plan.hidden, product, static_cast<T*>(args.y.data), args.y.stride);
+  FATHOM_CUDA_CHECK(cudaGetLastError());
+}
+
+void Require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "fathom: experts on CUDA: %s\n", what);
+  std::abort();
+}
+
+}  // namespace
+}  // namespace cuda
+
+int64_t CudaExpertsBytes(const ExpertWeights* experts, int num_experts,
+                         const ExpertWeights& shared) {
+  const auto of = [](const ExpertWeights& e) {
+    return CudaWeightBytes(e.w1) + CudaWeightBytes(e.w2) + CudaWeightBytes(e.w3);
+  };
+  int64_t bytes = of(shared);
+  for (int e = 0; e < num_experts; ++e) bytes += of(experts[e]);
+  return bytes +
+         (3 * (num_experts + 1) * static_cast<int64_t>(sizeof(CudaWeightView)) + 255) / 256 * 256;
+}
+
+void PackExpertsCuda(ExpertWeights* experts, int num_experts, ExpertWeights& shared,
+                     const CudaAllocate& allocate) {
+  std::vector<CudaWeightView> table;
+  table.reserve(3 * (num_experts + 1));
+  const auto pack = [&](ExpertWeights& e, const ExpertWeights& like) {
+    cuda::Require(e.w1.format == like.w1.format && e.w3.format == like.w1.format &&
+                      e.w2.format == like.w2.format,
+                  "the experts of a layer differ in format");
+    cuda::Require(e.w1.out == experts[0].w1.out && e.w1.in == experts[0].w1.in &&
+                      e.w3.out == e.w1.out && e.w3.in == e.w1.in && e.w2.out == e.w1.in &&
+                      e.w2.in == e.w1.out,
+                  "the experts of a layer differ in shape");
+    for (LinearWeight* w : {&e.w1, &e.w2, &e.w3}) {
+      PackLinearCuda(*w, allocate);
+      table.push_back(PackedCuda(*w).view);
+    }
+  };
+  for (int e = 0; e < num_experts; ++e) pack(experts[e], experts[0]);
+  pack(shared, shared);
+  auto* first = static_cast<CudaWeight*>(experts[0].w1.packed.get());
+  const size_t bytes = table.size() * sizeof(CudaWeightView);
+  void* memory = nullptr;
+  if (allocate) {
+    memory = allocate(static_cast<int64_t>(bytes));
+  } else {
+    FATHOM_CUDA_CHECK(cudaMalloc(&memory, bytes));
+    first->owned[1] = memory;
+  }
+  FATHOM_CUDA_CHECK(cudaMemcpy(memory, table.data(), bytes, cudaMemcpyHostToDevice));
+  first->experts = static_cast<const CudaWeightView*>(memory);
+}
+
+int64_t ExpertsCudaScratchBytes(const ExpertsArgs& args, int64_t rows) {
+  return cuda::Plan(args, rows).bytes;
+}
+
+void ExpertsCuda(const ExpertsArgs& args, void* scratch, CudaStream stream) {
+  const bool product = args.numerics == Numerics::kProduct;
+  cuda::Require(PackedCuda(args.experts[0].w1).experts != nullptr, "PackExpertsCuda has not run");
+  cuda::Require(args.y.dtype == (product ? DType::kBF16 : DType::kF32),
+                "y has another type than activations");
+  if (product) {
+    cuda::Run<__nv_bfloat16>(args, static_cast<char*>(scratch), stream);
+  } else {
+    cuda::Run<float>(args, static_cast<char*>(scratch), stream);
+  }
+}
+
+}  // namespace fathom::ops

@@ -1,0 +1,123 @@
+// The kernels of a plain product y = W x and of the grouped one (output_projection): group g of G
+// takes inputs [g*depth, (g+1)*depth) of a row to outputs [g*R, (g+1)*R), R = out / G.
+#pragma once
+
+#include "ops/linear/cuda_float.cuh"
+#include "ops/linear/cuda_prepare.cuh"
+#include "ops/linear/cuda_skinny.cuh"
+#include "ops/linear/cuda_tile.cuh"
+
+namespace fathom::ops::cuda {
+
+template <class T>
+struct Output {
+  T* y;
+  int64_t stride;
+  bool round;
+  bool vector;  // groups begin, and rows lie, so that 4 outputs may be stored at once
+};
+
+template <class T>
+Output<T> OutputOf(const MatrixView& y, int groups, bool round) {
+  return {static_cast<T*>(y.data), y.stride, round, RowsAligned(y) && y.cols / groups % 4 == 0};
+}
+
+// Grids: x = tiles of rows (1 for skinny), y = tiles of a group's outputs, z = groups. Tiles of the
+// same outputs run side by side: they share the weight through L2.
+template <Format F, bool kInterleaved, int kTiles, class T>
+__global__ void __launch_bounds__(kSkinnyThreads)
+    SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
+                 Output<T> out) {
+  __shared__ SkinnyShared<kTiles> shared;
+  const int group = static_cast<int>(blockIdx.z);
+  const int r = static_cast<int>(threadIdx.x) % 32 / 4;
+  const __nv_bfloat16* const row = x + r * x_stride + int64_t{group} * w.depth;
+  SkinnyProduct<F, kInterleaved, kTiles>(
+      w, group * rank + static_cast<int>(blockIdx.y) * 16 * kTiles, (group + 1) * rank,
+      r < rows ? row : nullptr, rows, shared, [&](int t, int o, float v) {
+        out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
+      });
+}
+
+template <Format F, bool kInterleaved, int kRows, class T>
+__global__ void __launch_bounds__(kTileThreads, kRows > 64 ? 1 : 2)
+    TileKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
+               Output<T> out) {
+  extern __shared__ __align__(16) unsigned char tile_memory[];
+  const int group = static_cast<int>(blockIdx.z);
+  const int64_t row0 = int64_t{blockIdx.x} * kRows;
+  const int count = static_cast<int>(min(int64_t{kRows}, rows - row0));
+  const __nv_bfloat16* const first = x + row0 * x_stride + int64_t{group} * w.depth;
+  TileProduct<F, kInterleaved, kRows>(
+      w, group * rank + static_cast<int>(blockIdx.y) * kTileOutputs, (group + 1) * rank, x,
+      [&](int r) { return r < count ? first + r * x_stride : nullptr; }, count, tile_memory,
+      [&](int r, int o, const float4& v, int n) {
+        StoreResults(out.y + (row0 + r) * out.stride + o, v, n, out.round, out.vector);
+      });
+}
+
+template <class X, class T>
+__global__ void __launch_bounds__(kFloatThreads)
+    FloatKernel(CudaWeightView w, const X* x, int64_t x_stride, int rows, int rank, Output<T> out) {
+  __shared__ FloatShared shared;
+  const int group = static_cast<int>(blockIdx.z);
+  const int64_t row0 = int64_t{blockIdx.x} * kFloatRows;
+  const X* const first = x + row0 * x_stride + int64_t{group} * w.in;
+  FloatProduct(
+      w, group * rank + static_cast<int>(blockIdx.y) * kFloatOutputs, (group + 1) * rank,
+      static_cast<int>(min(int64_t{kFloatRows}, rows - row0)), shared,
+      [&](int r, int k) { return ToFloat(first[r * x_stride + k]); },
+      [&](int r, int o, float v) {
+        out.y[(row0 + r) * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
+      });
+}
+
+// x [rows, groups * w.in], f32 or bf16, not rounded.
+template <class T>
+void LaunchFloat(const CudaWeightView& w, const MatrixView& x, int groups, const Output<T>& out,
+                 cudaStream_t stream) {
+  const int rank = w.out / groups;
+  const dim3 grid(Blocks(x.rows, kFloatRows), Blocks(rank, kFloatOutputs), groups);
+  WithActivationType(x.dtype, [&](auto type) {
+    using X = decltype(type);
+    FloatKernel<X, T><<<grid, kFloatThreads, 0, stream>>>(
+        w, static_cast<const X*>(x.data), x.stride, static_cast<int>(x.rows), rank, out);
+  });
+}
+
+template <Format F, bool kInterleaved, class T>
+void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_stride, int rows,
+                  int groups, const Output<T>& out, cudaStream_t stream) {
+  const int rank = w.out / groups;
+  if (rows <= 2) {
+    SkinnyKernel<F, kInterleaved, 1, T>
+        <<<dim3(1, Blocks(rank, 16), groups), kSkinnyThreads, 0, stream>>>(w, x, x_stride, rows,
+                                                                           rank, out);
+    return;
+  }
+  if (rows <= kSkinnyRows) {  // two tiles share the reads of x
+    SkinnyKernel<F, kInterleaved, 2, T>
+        <<<dim3(1, Blocks(rank, 32), groups), kSkinnyThreads, 0, stream>>>(w, x, x_stride, rows,
+                                                                           rank, out);
+    return;
+  }
+  const auto launch = [&](auto kernel, int tile_rows, int bytes) {
+    FATHOM_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<dim3(Blocks(rows, tile_rows), Blocks(rank, kTileOutputs), groups), kTileThreads, bytes,
+             stream>>>(w, x, x_stride, rows, rank, out);
+  };
+  if (rows <= 64) {
+    launch(TileKernel<F, kInterleaved, 64, T>, 64, kTileSharedBytes<64>);
+  } else {
+    launch(TileKernel<F, kInterleaved, 128, T>, 128, kTileSharedBytes<128>);
+  }
+}
+
+// Whether a product may read x in place: bf16, whole units in each group, 16-byte rows.
+inline bool ReadableInPlace(const MatrixView& x, int groups) {
+  return x.dtype == DType::kBF16 && x.cols / groups % kUnit == 0 && x.stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
+}  // namespace fathom::ops::cuda
