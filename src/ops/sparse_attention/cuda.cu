@@ -1,0 +1,204 @@
+// sparse_attention on CUDA. A block attends with 16 heads of one token. Either it runs through all
+// segments of the token, or, when there are too few tokens to fill the device, it computes one
+// segment and a second kernel merges them in order. Rows are read where they lie.
+#include <algorithm>
+
+#include "ops/sparse_attention/cores.cuh"
+#include "ops/sparse_attention/cuda.h"
+
+namespace fathom::ops {
+namespace cuda {
+namespace {
+
+constexpr int64_t kWantedBlocks = 264;  // two on every multiprocessor of an H200
+constexpr int64_t kMaxPartials = 2112;
+constexpr int kMergeThreads = kHeadDim / 4;
+
+// acc[i] belongs to two channels of head Core::Head(i); the softmax of head h is known to threads
+// 16h .. 16h+15, which hand it to the others through shared memory.
+template <class Core>
+struct AttendShared {
+  typename Core::Shared core;
+  RowRef rows[kCudaSegment];
+  MergeWeights weights[kGroupHeads];
+};
+
+// grid (tokens * groups, kSplit ? max_segments : 1).
+template <class Core, bool kSplit>
+__global__ void __launch_bounds__(kAttendThreads, 2) Attend(const AttentionParams p) {
+  extern __shared__ __align__(16) char memory[];
+  auto& shared = *reinterpret_cast<AttendShared<Core>*>(memory);
+  const auto token = static_cast<int32_t>(blockIdx.x / p.groups);
+  const int group = blockIdx.x % p.groups, first_head = group * kGroupHeads;
+  Entries entries;
+  if (!EntriesOf(p, token, &entries)) return;
+  const int segments = entries.Segments();
+  const int begin = kSplit ? blockIdx.y : 0;
+  if (begin >= segments) return;
+  const int end = kSplit ? begin + 1 : segments;
+
+  const Core core(&shared.core);
+  core.LoadQuery(p, token, first_head);
+  float total[kPairs][2];
+  Softmax total_state;
+  for (int segment = begin; segment < end; ++segment) {
+    const int count = entries.Count(segment);
+    __syncthreads();
+    if (threadIdx.x < count) {
+      shared.rows[threadIdx.x] = EntryRow(p, entries, segment, threadIdx.x);
+    }
+    float acc[kPairs][2] = {};
+    Softmax state = {-INFINITY, 0};
+    for (int row = 0; row < count; row += Core::kTile) {
+      core.Tile(shared.rows + row, min(count - row, Core::kTile), p.product, acc, &state);
+    }
+    if constexpr (kSplit) {
+      float* part = p.partials + (int64_t{blockIdx.x} * p.max_segments + segment) * kPartialFloats;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        *reinterpret_cast<float2*>(part + Core::Head(i) * kHeadDim + Core::Channel(i)) = {
+            acc[i][0], acc[i][1]};
+      }
+      if (threadIdx.x % 16 == 0) {
+        part[kGroupHeads * kHeadDim + threadIdx.x / 16] = state.max;
+        part[kGroupHeads * (kHeadDim + 1) + threadIdx.x / 16] = state.sum;
+      }
+    } else if (segment == 0) {
+      total_state = state;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        total[i][0] = acc[i][0];
+        total[i][1] = acc[i][1];
+      }
+    } else {
+      const MergeWeights mine = Merge(&total_state, state);
+      if (threadIdx.x % 16 == 0) shared.weights[threadIdx.x / 16] = mine;
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const MergeWeights w = shared.weights[Core::Head(i)];
+        total[i][0] = MergeValue(total[i][0], acc[i][0], w);
+        total[i][1] = MergeValue(total[i][1], acc[i][1], w);
+      }
+    }
+  }
+  if constexpr (!kSplit) {
+    const int head = first_head + threadIdx.x / 16;
+    __syncthreads();
+    if (threadIdx.x % 16 == 0 && head < p.heads) {
+      shared.weights[threadIdx.x / 16].older = InverseOf(total_state, p.sink[head]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if (first_head + Core::Head(i) >= p.heads) continue;
+      const float inverse = shared.weights[Core::Head(i)].older;
+      StoreOutput(p, token, first_head + Core::Head(i), Core::Channel(i),
+                  __fmul_rn(total[i][0], inverse), __fmul_rn(total[i][1], inverse));
+    }
+  }
+}
+
+// grid (tokens, heads), four channels a thread.
+__global__ void __launch_bounds__(kMergeThreads) MergeSegments(const AttentionParams p) {
+  const auto token = static_cast<int32_t>(blockIdx.x);
+  const int head = blockIdx.y, channel = threadIdx.x * 4;
+  Entries entries;
+  if (!EntriesOf(p, token, &entries)) return;
+  const int segments = entries.Segments();
+  const int in_group = head % kGroupHeads;
+  const float* part = p.partials + (int64_t{token} * p.groups + head / kGroupHeads) *
+                                       p.max_segments * kPartialFloats;
+  const auto value = [&](int segment) {
+    return *reinterpret_cast<const float4*>(part + int64_t{segment} * kPartialFloats +
+                                            in_group * kHeadDim + channel);
+  };
+  const auto state = [&](int segment) {
+    const float* at = part + int64_t{segment} * kPartialFloats + kGroupHeads * kHeadDim + in_group;
+    return Softmax{at[0], at[kGroupHeads]};
+  };
+  float4 total = value(0);
+  Softmax total_state = state(0);
+#pragma unroll 4
+  for (int segment = 1; segment < segments; ++segment) {
+    const float4 next = value(segment);
+    const MergeWeights w = Merge(&total_state, state(segment));
+    total.x = MergeValue(total.x, next.x, w);
+    total.y = MergeValue(total.y, next.y, w);
+    total.z = MergeValue(total.z, next.z, w);
+    total.w = MergeValue(total.w, next.w, w);
+  }
+  const float inverse = InverseOf(total_state, p.sink[head]);
+  StoreOutput(p, token, head, channel, __fmul_rn(total.x, inverse), __fmul_rn(total.y, inverse));
+  StoreOutput(p, token, head, channel + 2, __fmul_rn(total.z, inverse),
+              __fmul_rn(total.w, inverse));
+}
+
+template <class Core, bool kSplit>
+void LaunchAttend(const AttentionParams& p, CudaStream stream) {
+  constexpr int kBytes = sizeof(AttendShared<Core>);
+  FATHOM_CUDA_CHECK(cudaFuncSetAttribute(Attend<Core, kSplit>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const dim3 grid(static_cast<unsigned>(p.step.num_tokens) * p.groups, kSplit ? p.max_segments : 1);
+  Attend<Core, kSplit><<<grid, kAttendThreads, kBytes, stream>>>(p);
+}
+
+template <class Core>
+void Launch(const AttentionParams& p, CudaStream stream) {
+  const int64_t blocks = int64_t{p.step.num_tokens} * p.groups;
+  const bool split =
+      p.max_segments > 1 && blocks < kWantedBlocks && blocks * p.max_segments <= kMaxPartials;
+  if (!split) return LaunchAttend<Core, false>(p, stream);
+  LaunchAttend<Core, true>(p, stream);
+  MergeSegments<<<dim3(p.step.num_tokens, p.heads), kMergeThreads, 0, stream>>>(p);
+}
+
+int SegmentsOf(const SparseAttentionArgs& args) {
+  if (args.compressed.base == nullptr) return 1;
+  const int64_t entries = args.selected != nullptr
+                              ? args.top_k
+                              : int64_t{args.step->max_blocks} * args.compressed.rows_per_page;
+  return static_cast<int>(1 + (entries + kCudaSegment - 1) / kCudaSegment);
+}
+
+}  // namespace
+}  // namespace cuda
+
+int64_t SparseAttentionCudaScratchBytes() {
+  return cuda::kMaxPartials * cuda::kPartialFloats * int64_t{sizeof(float)};
+}
+
+void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream) {
+  if (args.step->num_tokens == 0) return;
+  cuda::AttentionParams p;
+  p.step = *args.step;
+  p.heads = args.heads;
+  p.groups = (args.heads + cuda::kGroupHeads - 1) / cuda::kGroupHeads;
+  p.q = args.q.data;
+  p.out = args.out.data;
+  p.q_stride = args.q.stride;
+  p.out_stride = args.out.stride;
+  p.q_bf16 = args.q.dtype == DType::kBF16;
+  p.out_bf16 = args.out.dtype == DType::kBF16;
+  p.step_rows = args.step_rows;
+  p.ring = args.ring;
+  p.compressed = args.compressed;
+  p.selected = args.selected;
+  p.counts = args.counts;
+  p.top_k = args.top_k;
+  p.sink = args.sink;
+  p.product = args.numerics == Numerics::kProduct;
+  p.partials = static_cast<float*>(scratch);
+  p.max_segments = cuda::SegmentsOf(args);
+  const auto is_f32 = [](const PagedRows& rows) {
+    return rows.base != nullptr && rows.format == RowFormat::kF32;
+  };
+  if (p.product && p.q_bf16 && !is_f32(p.step_rows) && !is_f32(p.ring) && !is_f32(p.compressed)) {
+    cuda::Launch<cuda::Bf16Core>(p, stream);
+  } else {
+    cuda::Launch<cuda::F32Core>(p, stream);
+  }
+  FATHOM_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace fathom::ops
