@@ -39,7 +39,12 @@ void Require(bool holds, const char* what) {
 }  // namespace
 }  // namespace cuda
 
-void OutputProjectionCuda(const OutputProjectionArgs& args, CudaStream stream) {
+int64_t OutputProjectionCudaScratchBytes(const OutputProjectionArgs& args, int64_t rows) {
+  if (args.numerics == Numerics::kReference || cuda::ReadableInPlace(args.o, args.groups)) return 0;
+  return LinearCudaScratchBytes(rows, int64_t{kHeadDim} * args.heads);
+}
+
+void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaStream stream) {
   using namespace cuda;
   const CudaWeightView& w = PackedCuda(*args.wo_a).view;
   const bool product = args.numerics == Numerics::kProduct;
@@ -63,14 +68,18 @@ void OutputProjectionCuda(const OutputProjectionArgs& args, CudaStream stream) {
       LaunchFloat(w, args.o, args.groups, out, stream);
       return;
     }
-    Require(ReadableInPlace(args.o, args.groups), "o is not bf16 with rows of 16-byte alignment");
     const auto* x = static_cast<const __nv_bfloat16*>(args.o.data);
+    int64_t stride = args.o.stride;
+    if (!ReadableInPlace(args.o, args.groups)) {
+      Prepare(args.o, Form::kPlain, scratch, stream);
+      x = static_cast<const __nv_bfloat16*>(scratch);
+      stride = CudaDepth(args.o.cols);
+    }
     if (w.format == Format::kFp8Block128) {
-      LaunchFormat<Format::kFp8Block128, false, T>(w, x, args.o.stride, rows, args.groups, out,
-                                                   stream);
+      LaunchFormat<Format::kFp8Block128, false, T>(w, x, stride, rows, args.groups, out, stream);
     } else {
       Require(w.format == Format::kBF16, "wo_a is FP4");
-      LaunchFormat<Format::kBF16, false, T>(w, x, args.o.stride, rows, args.groups, out, stream);
+      LaunchFormat<Format::kBF16, false, T>(w, x, stride, rows, args.groups, out, stream);
     }
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());

@@ -9,8 +9,11 @@
 
 namespace fathom::ops {
 
-// wo_a is packed by PackLinearCuda, FP8, BF16 or (kReference only) any format. In kProduct o is
-// bf16, its rows 16-byte aligned (base and stride). Sums are those of linear/cuda.h.
-void OutputProjectionCuda(const OutputProjectionArgs& args, CudaStream stream);
+// Bytes of scratch for `rows` rows: none, unless o has to be copied for the tensor cores (kProduct
+// with f32 rows, or rows that are not 16-byte aligned).
+int64_t OutputProjectionCudaScratchBytes(const OutputProjectionArgs& args, int64_t rows);
+
+// wo_a is packed by PackLinearCuda; FP4 only in kReference. Sums are those of linear/cuda.h.
+void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaStream stream);
 
 }  // namespace fathom::ops
