@@ -11,19 +11,31 @@
 
 namespace fathom::ops::cuda {
 
-__device__ inline float ToFloat(float x) { return x; }
-__device__ inline float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float ToFloat(float x) {
+  return x;
+}
+__device__ inline float ToFloat(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
 
 template <class T>
 __device__ inline T FromFloat(float x);
 template <>
-__device__ inline float FromFloat<float>(float x) { return x; }
+__device__ inline float FromFloat<float>(float x) {
+  return x;
+}
 template <>
-__device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ inline __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 // rn_bf16 of model.md, kept as float32.
-__device__ inline float RoundBf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
-__device__ inline float RoundIf(float x, bool round) { return round ? RoundBf16(x) : x; }
+__device__ inline float RoundBf16(float x) {
+  return __bfloat162float(__float2bfloat16_rn(x));
+}
+__device__ inline float RoundIf(float x, bool round) {
+  return round ? RoundBf16(x) : x;
+}
 
 // Smallest power of two >= x, from the bits (model.md 0.2).
 __device__ inline float PowerOfTwoUp(float x) {

@@ -15,8 +15,8 @@ namespace fathom::ops {
 
 using CudaStream = CUstream_st*;
 
-// Ends the process with the call's text and CUDA's message: a device that fails is not ours to mend.
-// Checks the last launch too when `status` is cudaSuccess (0).
+// Ends the process with the call's text and CUDA's message: a device that fails is not ours to
+// mend. Checks the last launch too when `status` is cudaSuccess (0).
 void CheckCuda(int status, const char* what, const char* file, int line);
 
 }  // namespace fathom::ops
