@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "ops/compressor/compressor.h"
@@ -97,7 +98,8 @@ class CompressorScenario {
     step_.max_blocks = blocks_;
   }
 
-  void Run(ThreadPool* pool) {
+  // The arguments of the step prepared last, in this object's memory.
+  CompressorArgs Args() {
     CompressorArgs args;
     args.step = &step_;
     args.ratio = options_.ratio;
@@ -112,7 +114,17 @@ class CompressorScenario {
     rows_.base = pages_.data();
     args.rows = rows_;
     args.numerics = options_.numerics;
-    pool == nullptr ? CompressorReference(args) : CompressorCpu(args, *pool);
+    return args;
+  }
+
+  void Run(ThreadPool* pool) {
+    pool == nullptr ? CompressorReference(Args()) : CompressorCpu(Args(), *pool);
+  }
+
+  // Takes over state and pages that a device computed.
+  void Adopt(std::vector<uint8_t> state, std::vector<std::byte> pages) {
+    state_ = std::move(state);
+    pages_ = std::move(pages);
   }
 
   const std::vector<uint8_t>& state() const { return state_; }

@@ -1,0 +1,470 @@
+// IndexerCuda against the reference: bit for bit where indexer/cuda.h promises it, else within a
+// tolerance of the scores. The CPU backend, equal to the reference to the bit by its own tests,
+// stands in for it where the reference would take minutes.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "device_memory.h"
+#include "ops/indexer/cuda.h"
+#include "ops/norm_rope_insert/rope.h"
+#include "ops/quantise/quantise.h"
+#include "ops/testing.h"
+
+namespace fathom::ops {
+namespace {
+
+enum class Data { kNormal, kWildScales, kTies };
+
+struct Case {
+  RowFormat format = RowFormat::kFp4Index;
+  Numerics numerics = Numerics::kProduct;
+  int heads = 8;
+  int top_k = 16;
+  int rows_per_page = 64;
+  Data data = Data::kNormal;
+  int max_pages = 1 << 20;  // blocks beyond that many share physical pages
+  uint64_t seed = 1;
+  struct Part {
+    int32_t first;  // position of the first token
+    int32_t tokens;
+  };
+  std::vector<Part> parts;  // one per sequence
+};
+
+// A step with its cache in host memory. Pages that no block of a table names are NaN bytes.
+struct Fixture {
+  explicit Fixture(const Case& c) : c(c) {
+    std::mt19937_64 random(c.seed);
+    query_start.push_back(0);
+    for (size_t s = 0; s < c.parts.size(); ++s) {
+      for (int32_t i = 0; i < c.parts[s].tokens; ++i) {
+        position.push_back(c.parts[s].first + i);
+        sequence.push_back(static_cast<int32_t>(s));
+      }
+      query_start.push_back(static_cast<int32_t>(position.size()));
+      step.max_blocks = std::max(step.max_blocks, BlocksOf(s));
+    }
+    int32_t blocks = 0;
+    for (size_t s = 0; s < c.parts.size(); ++s) blocks += BlocksOf(s);
+    const int32_t pages = std::min(blocks, c.max_pages);
+    std::vector<int32_t> ids(blocks);
+    for (int32_t i = 0; i < blocks; ++i) ids[i] = i % pages + 1;  // page 0 stays NaN
+    std::shuffle(ids.begin(), ids.end(), random);
+    table.assign(c.parts.size() * step.max_blocks, 0);
+    int32_t next = 0;
+    for (size_t s = 0; s < c.parts.size(); ++s) {
+      for (int32_t b = 0; b < BlocksOf(s); ++b) table[s * step.max_blocks + b] = ids[next++];
+    }
+    const int64_t row_bytes = RowDataBytes(c.format, kIndexDim) + RowScaleBytes(c.format);
+    keys.block_stride = (row_bytes * c.rows_per_page + 575) / 576 * 576 + 128;
+    memory.assign(keys.block_stride * (pages + 1), std::byte{0xff});
+    keys.base = memory.data();
+    keys.rows_per_page = c.rows_per_page;
+    keys.channels = kIndexDim;
+    keys.format = c.format;
+    if (pages < blocks) {
+      for (int32_t page = 1; page <= pages; ++page) {
+        for (int32_t r = 0; r < c.rows_per_page; ++r) WriteRow(random, page, r);
+      }
+    } else {
+      for (size_t s = 0; s < c.parts.size(); ++s) {
+        for (int32_t r = 0; r < RowsOf(s); ++r) {
+          WriteRow(random, table[s * step.max_blocks + r / c.rows_per_page], r % c.rows_per_page);
+        }
+      }
+    }
+    const auto tokens = static_cast<int64_t>(position.size());
+    step.num_tokens = static_cast<int32_t>(tokens);
+    step.num_sequences = static_cast<int32_t>(c.parts.size());
+    step.position = position.data();
+    step.sequence = sequence.data();
+    step.query_start = query_start.data();
+    step.block_table = table.data();
+    const RopeFrequencies frequencies = YarnRope(160000, {});
+    rope.resize(tokens * kRopeDim);
+    for (int64_t t = 0; t < tokens; ++t) {
+      RopeTableRow(frequencies, position[t], rope.data() + t * kRopeDim);
+    }
+    const bool bf16 = c.numerics == Numerics::kProduct;
+    q = RandomFloats(tokens * c.heads * kIndexDim, c.seed + 1, 1.0f, bf16);
+    w = RandomFloats(tokens * c.heads, c.seed + 2, 1.0f, bf16);
+    if (c.data == Data::kWildScales) {
+      for (size_t i = 0; i < q.size(); ++i) q[i] = std::ldexp(q[i], -static_cast<int>(i / 32 % 7));
+    } else if (c.data == Data::kTies) {
+      for (float& x : q) x = std::round(x);
+      for (float& x : w) x = x < 0 ? -1.0f : 1.0f;
+    }
+  }
+  Fixture(const Fixture&) = delete;
+
+  int32_t RowsOf(size_t s) const { return (c.parts[s].first + c.parts[s].tokens) / 4; }
+  int32_t BlocksOf(size_t s) const {
+    return std::max(1, (RowsOf(s) + c.rows_per_page - 1) / c.rows_per_page);
+  }
+
+  void WriteRow(std::mt19937_64& random, int32_t page, int32_t r) {
+    float row[kIndexDim];
+    std::normal_distribution<float> normal;
+    for (float& x : row) x = normal(random);
+    if (c.data == Data::kWildScales) {
+      const int exponent = static_cast<int>(random() % 40) + 7;
+      for (int i = 0; i < kIndexDim; ++i) row[i] *= std::ldexp(1.0f, (i / 32 * exponent) % 23 - 12);
+    } else if (c.data == Data::kTies) {
+      const auto value = static_cast<float>(random() % 5);
+      for (float& x : row) x = value;
+    }
+    EncodeRow(c.format, kIndexDim, row, keys.data(page, r), keys.scale(page, r));
+  }
+
+  int32_t Visible(int32_t token) const { return (position[token] + 1) / 4; }
+
+  Case c;
+  StepView step;
+  PagedRows keys;
+  std::vector<int32_t> position, sequence, query_start, table;
+  std::vector<std::byte> memory;
+  std::vector<float> rope, q, w;
+};
+
+struct Result {
+  std::vector<float> q, w, scores;
+  std::vector<int32_t> selected, counts;
+  int64_t scores_stride = 0;
+};
+
+IndexerArgs ArgsOf(const Fixture& f, Result* r, bool with_scores) {
+  r->scores_stride =
+      with_scores ? *std::max_element(f.position.begin(), f.position.end()) / 4 + 2 : 0;
+  IndexerArgs args;
+  args.step = &f.step;
+  args.heads = f.c.heads;
+  args.top_k = f.c.top_k;
+  args.keys = f.keys;
+  args.numerics = f.c.numerics;
+  args.scores_stride = r->scores_stride;
+  return args;
+}
+
+Result OnHost(const Fixture& f, bool with_scores, ThreadPool* pool) {
+  Result r;
+  r.q = f.q;
+  r.w = f.w;
+  IndexerArgs args = ArgsOf(f, &r, with_scores);
+  r.selected.assign(int64_t{f.step.num_tokens} * f.c.top_k, -7);
+  r.counts.assign(f.step.num_tokens, -7);
+  r.scores.assign(r.scores_stride * f.step.num_tokens, -77.0f);
+  args.q = F32Matrix(r.q.data(), f.step.num_tokens, f.c.heads * kIndexDim);
+  args.w = F32Matrix(r.w.data(), f.step.num_tokens, f.c.heads);
+  args.rope = f.rope.data();
+  args.selected = r.selected.data();
+  args.counts = r.counts.data();
+  if (with_scores) args.scores = r.scores.data();
+  pool == nullptr ? IndexerReference(args) : IndexerCpu(args, *pool);
+  return r;
+}
+
+Result OnDevice(const Fixture& f, bool with_scores) {
+  Result r;
+  IndexerArgs args = ArgsOf(f, &r, with_scores);
+  const int64_t tokens = f.step.num_tokens;
+  const DType type = DeviceActivationType(f.c.numerics);
+  const DeviceStep step(f.step);
+  const DeviceMatrix q(f.q, tokens, f.c.heads * kIndexDim, type);
+  const DeviceMatrix w(f.w, tokens, f.c.heads, type);
+  const DeviceArray<float> rope(f.rope);
+  const DeviceArray<std::byte> memory(f.memory);
+  const DeviceArray<int32_t> selected(std::vector<int32_t>(tokens * f.c.top_k, -7));
+  const DeviceArray<int32_t> counts(std::vector<int32_t>(tokens, -7));
+  const DeviceArray<float> scores(std::vector<float>(r.scores_stride * tokens, -77.0f));
+  const DeviceArray<std::byte> scratch(IndexerCudaScratchBytes(tokens, f.c.top_k));
+  args.step = &step.view();
+  args.q = q.view();
+  args.w = w.view();
+  args.rope = rope.data();
+  args.keys.base = memory.data();
+  args.selected = selected.data();
+  args.counts = counts.data();
+  if (with_scores) args.scores = scores.data();
+  IndexerCuda(args, scratch.data(), nullptr);
+  r.q = q.Download();
+  r.w = w.Download();
+  r.selected = selected.Download();
+  r.counts = counts.Download();
+  r.scores = scores.Download();
+  return r;
+}
+
+bool IsExact(const Case& c) {
+  return c.format == RowFormat::kFp4Index || c.format == RowFormat::kF32 ||
+         c.numerics == Numerics::kReference;
+}
+
+bool SameFloats(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
+           return x == y || (std::isnan(x) && std::isnan(y));
+         });
+}
+
+// Scores within tolerance, and a selection that differs from the exact one at near ties only.
+void ExpectNear(const Fixture& f, const Result& got, const Result& expected) {
+  int64_t differing = 0, total = 0;
+  for (int32_t t = 0; t < f.step.num_tokens; ++t) {
+    const float* wanted = expected.scores.data() + t * expected.scores_stride;
+    const float* scores = got.scores.data() + t * got.scores_stride;
+    const int32_t visible = f.Visible(t);
+    float largest = 0;
+    for (int32_t j = 0; j < visible; ++j) largest = std::max(largest, std::fabs(wanted[j]));
+    const float tolerance = 2e-5f * largest;
+    for (int32_t j = 0; j < visible; ++j) {
+      ASSERT_NEAR(scores[j], wanted[j], tolerance) << "token " << t << " row " << j;
+    }
+    ASSERT_EQ(scores[visible], -77.0f) << "wrote beyond the visible rows";
+    const int32_t* rows = got.selected.data() + int64_t{t} * f.c.top_k;
+    const int32_t* exact = expected.selected.data() + int64_t{t} * f.c.top_k;
+    const int32_t count = got.counts[t];
+    ASSERT_EQ(count, expected.counts[t]);
+    float bar = INFINITY;
+    for (int32_t i = 0; i < count; ++i) bar = std::min(bar, wanted[exact[i]]);
+    for (int32_t i = 0; i < count; ++i) {
+      ASSERT_TRUE(rows[i] >= 0 && rows[i] < visible);
+      ASSERT_TRUE(i == 0 || rows[i - 1] < rows[i]);
+      ASSERT_GE(wanted[rows[i]], bar - 2 * tolerance) << "token " << t << " row " << rows[i];
+      differing += !std::binary_search(exact, exact + count, rows[i]);
+    }
+    for (int32_t i = count; i < f.c.top_k; ++i) ASSERT_EQ(rows[i], -1);
+    total += count;
+  }
+  EXPECT_LE(differing, 2 + total / 200) << "of " << total;
+}
+
+void ExpectMatchesReference(const Case& c, ThreadPool* pool = nullptr) {
+  SCOPED_TRACE(testing::Message() << "format " << static_cast<int>(c.format) << " numerics "
+                                  << static_cast<int>(c.numerics) << " heads " << c.heads
+                                  << " top_k " << c.top_k << " data " << static_cast<int>(c.data)
+                                  << " page " << c.rows_per_page);
+  const Fixture f(c);
+  const Result expected = OnHost(f, true, pool);
+  const Result got = OnDevice(f, true);
+  EXPECT_TRUE(SameFloats(got.q, expected.q)) << "prepared queries";
+  EXPECT_TRUE(SameFloats(got.w, expected.w)) << "prepared weights";
+  if (IsExact(c)) {
+    EXPECT_TRUE(SameFloats(got.scores, expected.scores));
+    EXPECT_EQ(got.selected, expected.selected);
+    EXPECT_EQ(got.counts, expected.counts);
+  } else {
+    ExpectNear(f, got, expected);
+  }
+  // Without scores the same selection, and tokens that see few rows keep their queries.
+  const Result plain = OnDevice(f, false);
+  EXPECT_EQ(plain.selected, got.selected);
+  EXPECT_EQ(plain.counts, got.counts);
+  for (int32_t t = 0; t < f.step.num_tokens; ++t) {
+    const int64_t width = int64_t{c.heads} * kIndexDim;
+    const std::vector<float>& wanted = f.Visible(t) <= c.top_k ? f.q : got.q;
+    EXPECT_TRUE(std::equal(wanted.begin() + t * width, wanted.begin() + (t + 1) * width,
+                           plain.q.begin() + t * width))
+        << "query of token " << t;
+  }
+}
+
+constexpr RowFormat kFormats[] = {RowFormat::kFp4Index, RowFormat::kFp8Index, RowFormat::kBf16,
+                                  RowFormat::kF32};
+
+TEST(IndexerCuda, MatchesReferenceInEveryFormatAndNumerics) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : kFormats) {
+    for (const Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
+      for (const Data data : {Data::kNormal, Data::kWildScales, Data::kTies}) {
+        Case c;
+        c.format = format;
+        c.numerics = numerics;
+        c.data = data;
+        c.heads = data == Data::kWildScales ? 13 : 8;
+        c.parts = {{900, 19}, {0, 30}, {2051, 1}};
+        ExpectMatchesReference(c);
+      }
+    }
+  }
+}
+
+TEST(IndexerCuda, HeadCountsAndStepSizes) {
+  FATHOM_NEEDS_DEVICE();
+  ThreadPool pool(0);
+  for (const RowFormat format : {RowFormat::kFp4Index, RowFormat::kFp8Index}) {
+    for (const int heads : {1, 4, 8, 24, 64, 128}) {
+      for (const int32_t tokens : {1, 3, 127, 129}) {
+        Case c;
+        c.format = format;
+        c.heads = heads;
+        c.top_k = 40;
+        c.parts = {{700, tokens}, {333, 2}, {tokens, 1}};
+        ExpectMatchesReference(c, &pool);
+      }
+    }
+  }
+}
+
+TEST(IndexerCuda, PageSizes) {
+  FATHOM_NEEDS_DEVICE();
+  ThreadPool pool(0);
+  for (const int rows_per_page : {2, 24, 32, 50, 64, 128}) {
+    for (const RowFormat format : kFormats) {
+      Case c;
+      c.format = format;
+      c.heads = 64;
+      c.top_k = 40;
+      c.rows_per_page = rows_per_page;
+      c.parts = {{1000, 3}, {333, 5}, {163, 1}};
+      ExpectMatchesReference(c, &pool);
+    }
+  }
+}
+
+TEST(IndexerCuda, ManyTokensScanInOneRangeEach) {
+  FATHOM_NEEDS_DEVICE();
+  ThreadPool pool(0);
+  Case c;
+  c.top_k = 512;
+  c.parts = {{9000, 150}, {5000, 150}, {17, 20}};
+  ExpectMatchesReference(c, &pool);
+}
+
+TEST(IndexerCuda, AroundTheCountOfRowsThatStillAllFit) {
+  FATHOM_NEEDS_DEVICE();
+  for (const int top_k : {1, 5, 64}) {
+    for (int32_t first = std::max(0, 4 * top_k - 10); first <= 4 * top_k + 10; ++first) {
+      Case c;
+      c.top_k = top_k;
+      c.parts = {{first, 1}};
+      ExpectMatchesReference(c);
+    }
+  }
+}
+
+// Blocks share a few pages, so almost every score is tied many times over.
+TEST(IndexerCuda, LongContextsMatchReference) {
+  FATHOM_NEEDS_DEVICE();
+  ThreadPool pool(0);
+  for (const int top_k : {128, 512, 1024}) {
+    for (const RowFormat format : {RowFormat::kFp4Index, RowFormat::kF32}) {
+      Case c;
+      c.format = format;
+      c.heads = 4;
+      c.top_k = top_k;
+      c.max_pages = 37;
+      c.parts = {{1'200'000, 2}, {1'048'575, 1}, {131'071, 1}};  // 300,000 rows and fewer
+      ExpectMatchesReference(c, &pool);
+    }
+  }
+  Case c;
+  c.heads = 64;
+  c.top_k = 512;
+  c.max_pages = 1000;
+  c.parts = {{1'048'575, 1}};
+  ExpectMatchesReference(c, &pool);
+}
+
+TEST(IndexerCuda, ScoresThatRiseWithTheRowRefillTheBufferManyTimes) {
+  FATHOM_NEEDS_DEVICE();
+  for (const int32_t tokens : {2, 300}) {
+    Case c;
+    c.format = RowFormat::kF32;
+    c.heads = 1;
+    c.top_k = 33;
+    c.parts = {{40'000, tokens}};
+    Fixture f(c);
+    std::fill(f.w.begin(), f.w.end(), 1.0f);
+    std::fill(f.q.begin(), f.q.end(), 0.0f);
+    for (int32_t t = 0; t < tokens; ++t) f.q[int64_t{t} * kIndexDim] = 1.0f;
+    for (int32_t r = 0; r < f.RowsOf(0); ++r) {
+      std::vector<float> row(kIndexDim, 0.0f);
+      row[0] = static_cast<float>(r / 2);  // pairs tie
+      EncodeRow(c.format, kIndexDim, row.data(), f.keys.data(f.table[r / 64], r % 64), nullptr);
+    }
+    ThreadPool pool(0);
+    const Result expected = OnHost(f, false, &pool), got = OnDevice(f, false);
+    EXPECT_EQ(got.selected, expected.selected);
+    EXPECT_EQ(got.selected[0], 9966);  // rows 9968.. and the lower one of the tied pair
+  }
+}
+
+TEST(IndexerCuda, NanScoresRankLast) {
+  FATHOM_NEEDS_DEVICE();
+  Case c;
+  c.parts = {{803, 2}, {803, 1}};
+  Fixture f(c);
+  f.w[3] = std::nanf("");       // every score of token 0
+  f.w[2 * c.heads] = INFINITY;  // token 2: inf where the dot is positive, else NaN
+  for (const bool with_scores : {false, true}) {
+    const Result expected = OnHost(f, with_scores, nullptr), got = OnDevice(f, with_scores);
+    EXPECT_EQ(got.selected, expected.selected);
+    EXPECT_TRUE(SameFloats(got.scores, expected.scores));
+    for (int i = 0; i < c.top_k; ++i) EXPECT_EQ(got.selected[i], i);
+  }
+}
+
+// What a token selects does not depend on how the prompt is cut, nor its scores' bits.
+TEST(IndexerCuda, ChunksDoNotChangeAnything) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : kFormats) {
+    Case c;
+    c.format = format;
+    c.heads = 64;
+    c.top_k = 24;
+    c.parts = {{7000, 150}};
+    Fixture f(c);
+    const Result whole = OnDevice(f, true);
+    const StepView all = f.step;
+    const std::vector<float> q = f.q, w = f.w, rope = f.rope;
+    const std::vector<int32_t> position = f.position;
+    for (int32_t begin = 0; begin < 150;) {
+      const int32_t tokens = std::min(begin < 5 ? 1 : 64, 150 - begin);
+      f.query_start = {0, tokens};
+      f.position.assign(position.begin() + begin, position.begin() + begin + tokens);
+      const int64_t width = int64_t{c.heads} * kIndexDim;
+      f.q.assign(q.begin() + begin * width, q.begin() + (begin + tokens) * width);
+      f.w.assign(w.begin() + begin * c.heads, w.begin() + (begin + tokens) * c.heads);
+      f.rope.assign(rope.begin() + begin * kRopeDim, rope.begin() + (begin + tokens) * kRopeDim);
+      f.step = all;
+      f.step.num_tokens = tokens;
+      f.step.query_start = f.query_start.data();
+      f.step.position = f.position.data();
+      const Result part = OnDevice(f, true);
+      EXPECT_TRUE(std::equal(part.selected.begin(), part.selected.end(),
+                             whole.selected.begin() + int64_t{begin} * c.top_k));
+      for (int32_t t = 0; t < tokens; ++t) {
+        const float* a = part.scores.data() + t * part.scores_stride;
+        const float* b = whole.scores.data() + (begin + t) * whole.scores_stride;
+        EXPECT_TRUE(std::equal(a, a + f.Visible(t), b)) << "token " << begin + t;
+      }
+      begin += tokens;
+    }
+  }
+}
+
+TEST(IndexerCuda, PaddingSelectsNothing) {
+  FATHOM_NEEDS_DEVICE();
+  Case c;
+  c.parts = {{900, 2}};
+  Fixture f(c);
+  const Result expected = OnDevice(f, false);
+  f.position[1] = -1;
+  const Result got = OnDevice(f, false);
+  EXPECT_EQ(got.counts[0], expected.counts[0]);
+  EXPECT_EQ(got.counts[1], 0);
+  for (int i = 0; i < c.top_k; ++i) {
+    EXPECT_EQ(got.selected[i], expected.selected[i]);
+    EXPECT_EQ(got.selected[c.top_k + i], -1);
+  }
+}
+
+TEST(IndexerCuda, ScratchIsBounded) {
+  const int64_t most = IndexerCudaScratchBytes(264, 1024);
+  EXPECT_LE(most, 8 << 20);
+  EXPECT_EQ(IndexerCudaScratchBytes(1 << 20, 1024), most);
+}
+
+}  // namespace
+}  // namespace fathom::ops

@@ -1,0 +1,234 @@
+// SparseAttentionCuda against the reference, and its bits against every way to cut a step.
+#include <tuple>
+
+#include "device_memory.h"
+#include "ops/sparse_attention/cuda.h"
+#include "ops/sparse_attention/scenario.h"
+#include "ops/testing.h"
+
+namespace fathom::ops {
+namespace {
+
+template <class T>
+std::vector<T> CopyOf(const T* data, int64_t n) {
+  return data == nullptr ? std::vector<T>() : std::vector<T>(data, data + n);
+}
+
+struct RunOptions {
+  bool alias = false;        // out is q
+  bool f32_queries = false;  // float32 activations whatever the numerics
+};
+
+std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions& options = {}) {
+  SparseAttentionArgs args = scenario.args();
+  const DeviceStep step(*args.step);
+  const int64_t tokens = args.step->num_tokens, width = int64_t{args.heads} * kHeadDim;
+  const DType type = options.f32_queries ? DType::kF32 : DeviceActivationType(args.numerics);
+  const auto memory = [&](PagedRows& rows, int64_t blocks) {
+    DeviceArray<std::byte> array(
+        CopyOf(rows.base, rows.base == nullptr ? 0 : blocks * rows.block_stride));
+    if (rows.base != nullptr) rows.base = array.data();
+    return array;
+  };
+  // As many blocks as the scenario allocates.
+  const int64_t sequences = args.step->num_sequences;
+  const DeviceArray<std::byte> step_rows = memory(args.step_rows, 1);
+  const DeviceArray<std::byte> ring = memory(args.ring, sequences + 2);
+  const DeviceArray<std::byte> compressed =
+      memory(args.compressed, sequences * args.step->max_blocks + 3);
+  const DeviceArray<int32_t> selected(CopyOf(args.selected, tokens * args.top_k));
+  const DeviceArray<int32_t> counts(CopyOf(args.counts, tokens));
+  const DeviceArray<float> sink(CopyOf(args.sink, args.heads));
+  const DeviceMatrix q(scenario.q(), tokens, width, type);
+  const DeviceMatrix out(tokens, width, type);
+  const DeviceArray<std::byte> scratch(SparseAttentionCudaScratchBytes());
+  args.step = &step.view();
+  if (args.selected != nullptr) {
+    args.selected = selected.data();
+    args.counts = counts.data();
+  }
+  args.sink = sink.data();
+  args.q = q.view();
+  args.out = options.alias ? q.view() : out.view();
+  SparseAttentionCuda(args, scratch.data(), nullptr);
+  return options.alias ? q.Download() : out.Download();
+}
+
+std::vector<float> AttendReference(AttentionScenario& scenario) {
+  SparseAttentionReference(scenario.args());
+  return scenario.out();
+}
+
+// bf16 outputs differ by a unit in the last place where sums round apart; weights are rounded to
+// bf16 under a local maximum.
+double Tolerance(Numerics numerics) {
+  return numerics == Numerics::kProduct ? 3e-3 : 5e-6;
+}
+
+void ExpectMatchesReference(const ScenarioOptions& options, const RunOptions& run = {}) {
+  AttentionScenario scenario(options);
+  const std::vector<float> expected = AttendReference(scenario);
+  EXPECT_LT(RelativeL2(AttendOnDevice(scenario, run), expected), Tolerance(options.numerics));
+}
+
+const std::vector<std::vector<ScenarioSequence>>& Steps() {
+  static const std::vector<std::vector<ScenarioSequence>> steps = {
+      {{0, 1}},
+      {{0, 3}},
+      {{0, 4}},
+      {{1, 1}},
+      {{126, 1}},
+      {{127, 1}},
+      {{128, 1}},
+      {{0, 127}},
+      {{0, 128}},
+      {{0, 129}},
+      {{511, 4}},
+      {{300, 129}},
+      {{2047, 1}, {0, 1}, {130, 2}},
+      {{700, 5}, {0, 9}, {2100, 70}, {127, 1}},
+  };
+  return steps;
+}
+
+class SparseAttentionCudaCases
+    : public testing::TestWithParam<std::tuple<Compressed, RowFormat, Numerics>> {};
+
+TEST_P(SparseAttentionCudaCases, MatchesReferenceForEveryStepAndHeadCount) {
+  FATHOM_NEEDS_DEVICE();
+  const auto [compressed, format, numerics] = GetParam();
+  uint64_t seed = 10;
+  for (const auto& sequences : Steps()) {
+    for (int heads : {1, 4, 8, 17}) {
+      SCOPED_TRACE(testing::Message() << "first " << sequences[0].first << " tokens "
+                                      << sequences[0].tokens << " heads " << heads);
+      if (heads != 4 && sequences[0].tokens > 100) continue;
+      ExpectMatchesReference({.sequences = sequences,
+                              .heads = heads,
+                              .compressed = compressed,
+                              .format = format,
+                              .numerics = numerics,
+                              .seed = ++seed});
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, SparseAttentionCudaCases,
+    testing::Combine(testing::Values(Compressed::kNone, Compressed::kCsa, Compressed::kHca),
+                     testing::Values(RowFormat::kFp8Main, RowFormat::kBf16, RowFormat::kF32),
+                     testing::Values(Numerics::kProduct, Numerics::kReference)));
+
+TEST(SparseAttentionCuda, ManyHeadsAndLongSelectionsMatchReference) {
+  FATHOM_NEEDS_DEVICE();
+  ExpectMatchesReference(
+      {.sequences = {{5000, 3}}, .heads = 64, .compressed = Compressed::kCsa, .top_k = 1024});
+  ExpectMatchesReference({.sequences = {{1200, 1}}, .heads = 128, .compressed = Compressed::kHca});
+  ExpectMatchesReference(
+      {.sequences = {{4600, 40}}, .heads = 64, .compressed = Compressed::kCsa, .top_k = 512});
+  ExpectMatchesReference({.sequences = {{5000, 2}},
+                          .heads = 128,
+                          .compressed = Compressed::kCsa,
+                          .top_k = 1024,
+                          .numerics = Numerics::kReference});
+}
+
+TEST(SparseAttentionCuda, Float32QueriesOfTheProductMatchReference) {
+  FATHOM_NEEDS_DEVICE();
+  for (RowFormat format : {RowFormat::kFp8Main, RowFormat::kF32}) {
+    ExpectMatchesReference({.sequences = {{900, 5}, {30, 3}},
+                            .heads = 8,
+                            .compressed = Compressed::kCsa,
+                            .format = format},
+                           {.f32_queries = true});
+  }
+}
+
+TEST(SparseAttentionCuda, PositionsNearTheLastOfAMillionMatchReference) {
+  FATHOM_NEEDS_DEVICE();
+  for (RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
+    for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
+      ExpectMatchesReference({.sequences = {{1'048'570, 6}},
+                              .compressed = Compressed::kHca,
+                              .format = format,
+                              .numerics = numerics});
+    }
+  }
+}
+
+// A step with enough tokens to fill the device runs each token's segments in one block, a single
+// token shares them out: the bits are the same, beside any neighbour.
+TEST(SparseAttentionCuda, BitsDependOnNoChunkOrBatch) {
+  FATHOM_NEEDS_DEVICE();
+  for (Compressed compressed : {Compressed::kNone, Compressed::kCsa, Compressed::kHca}) {
+    for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
+      SCOPED_TRACE(testing::Message()
+                   << static_cast<int>(compressed) << " numerics " << static_cast<int>(numerics));
+      const int32_t first = compressed == Compressed::kHca ? 65'500 : 2700;
+      const int32_t tokens = 150;
+      ScenarioOptions options{.sequences = {{first, tokens}},
+                              .heads = 20,  // two groups, the second one short
+                              .compressed = compressed,
+                              .top_k = 600,
+                              .numerics = numerics};
+      AttentionScenario whole(options);
+      const std::vector<float> expected = AttendOnDevice(whole);
+      const int64_t width = int64_t{options.heads} * kHeadDim;
+      const int32_t counts[] = {1, 1, 3, 40, 5, 100};
+      int32_t begin = 0;
+      for (const int32_t count : counts) {
+        options.sequences = {{first + begin, count}, {300, 2}};
+        AttentionScenario chunk(options);
+        const std::vector<float> got = AttendOnDevice(chunk);
+        EXPECT_TRUE(
+            std::equal(got.begin(), got.begin() + count * width, expected.begin() + begin * width))
+            << "tokens " << begin << " to " << begin + count;
+        begin += count;
+      }
+      ASSERT_EQ(begin, tokens);
+    }
+  }
+}
+
+TEST(SparseAttentionCuda, OutputMayAliasTheQuery) {
+  FATHOM_NEEDS_DEVICE();
+  for (int32_t tokens : {2, 300}) {
+    for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
+      AttentionScenario scenario({.sequences = {{400, tokens}},
+                                  .heads = 24,
+                                  .compressed = Compressed::kHca,
+                                  .numerics = numerics});
+      const std::vector<float> expected = AttendOnDevice(scenario);
+      EXPECT_EQ(AttendOnDevice(scenario, {.alias = true}), expected);
+    }
+  }
+}
+
+TEST(SparseAttentionCuda, AStoredNanIsNotHidden) {
+  FATHOM_NEEDS_DEVICE();
+  for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
+    AttentionScenario scenario({.sequences = {{300, 2}}, .numerics = numerics});
+    *scenario.args().step_rows.data(0, 1) = std::byte{0x7f};
+    const std::vector<float> out = AttendOnDevice(scenario);
+    EXPECT_FALSE(std::isnan(out[0]));  // sees the first token only
+    EXPECT_TRUE(std::isnan(out[out.size() / 2]));
+  }
+}
+
+// Tokens that only fill up a captured batch have position -1: nothing of them is read or written.
+TEST(SparseAttentionCuda, PaddingIsLeftAlone) {
+  FATHOM_NEEDS_DEVICE();
+  AttentionScenario scenario(
+      {.sequences = {{900, 2}, {40, 1}}, .heads = 16, .compressed = Compressed::kCsa});
+  const std::vector<float> expected = AttendOnDevice(scenario);
+  std::vector<int32_t> position = CopyOf(scenario.step().position, 3);
+  position[2] = -1;
+  scenario.step().position = position.data();
+  const std::vector<float> got = AttendOnDevice(scenario);
+  const int64_t width = 16 * kHeadDim;
+  EXPECT_TRUE(std::equal(got.begin(), got.begin() + 2 * width, expected.begin()));
+  for (int64_t i = 2 * width; i < 3 * width; ++i) ASSERT_TRUE(std::isnan(got[i]));
+}
+
+}  // namespace
+}  // namespace fathom::ops
