@@ -76,6 +76,9 @@ void PackLinearCuda(LinearWeight& weight, const CudaAllocate& allocate) {
   CopyRows(data, layout.device_row, weight.data, layout.host_row, weight.out);
   CopyRows(scale, layout.device_scale_row, weight.scale, layout.host_scale_row, layout.scale_rows);
 
+  // A copy from pageable memory may return before it arrives, and steps run on other streams.
+  FATHOM_CUDA_CHECK(cudaStreamSynchronize(nullptr));
+
   CudaWeightView& view = packed->view;
   view.data = data;
   view.scale = layout.scale_rows == 0 ? nullptr : scale;

@@ -1,0 +1,178 @@
+// What these prove: LinearCuda computes W x of every format within the rounding of f32 sums, for
+// every shape and number of rows, writes nothing else, and gives a row the same bits whatever
+// kernel, batch or place it is computed in.
+#include <string>
+
+#include "cuda/linear_device.h"
+#include "ops/linear/linear.h"
+#include "ops/testing.h"
+
+namespace fathom::ops {
+namespace {
+
+using testing::ExpectClose;
+using testing::OwnedWeight;
+using testing::PaddedMatrix;
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBF16,
+                                     WeightFormat::kFp8Block128, WeightFormat::kFp4Block32};
+constexpr int64_t kRows[] = {1, 2, 3, 7, 8, 9, 16, 64, 65, 127, 129, 512};
+
+PaddedMatrix RunCuda(const LinearWeight& weight, const PaddedMatrix& x, Numerics numerics,
+                     bool round, DType x_type, DType y_type, int64_t padding = 3) {
+  const GuardedMatrix in(x, x.cols + padding, x_type);
+  const GuardedMatrix out(x.rows, weight.out, weight.out + padding, y_type);
+  DeviceArray<uint8_t> scratch(LinearCudaScratchBytes(x.rows, weight.in));
+  LinearCuda({.x = in.view(),
+              .weight = &weight,
+              .y = out.view(),
+              .numerics = numerics,
+              .round_output = round},
+             scratch.data(), nullptr);
+  return out.Download();
+}
+
+PaddedMatrix RunReference(const LinearWeight& weight, PaddedMatrix x, Numerics numerics,
+                          bool round) {
+  PaddedMatrix y(x.rows, weight.out, 0);
+  LinearReference({.x = x.view(),
+                   .weight = &weight,
+                   .y = y.view(),
+                   .numerics = numerics,
+                   .round_output = round});
+  return y;
+}
+
+void Compare(const OwnedWeight& owned, const LinearWeight& device, int64_t rows, Numerics numerics,
+             bool round, DType x_type, DType y_type, int64_t padding) {
+  SCOPED_TRACE("format " + std::to_string(static_cast<int>(device.format)) + " " +
+               std::to_string(rows) + "x" + std::to_string(device.out) + "x" +
+               std::to_string(device.in) + (numerics == Numerics::kProduct ? " product" : "") +
+               (round ? " rounded" : "") + " types " + std::to_string(static_cast<int>(x_type)) +
+               " " + std::to_string(static_cast<int>(y_type)) + " padding " +
+               std::to_string(padding));
+  PaddedMatrix x(rows, device.in, 0);
+  x.Randomise(static_cast<uint32_t>(rows), x_type == DType::kBF16);
+  PaddedMatrix want = RunReference(owned.weight, x, numerics, round);
+  PaddedMatrix got = RunCuda(device, x, numerics, round, x_type, y_type, padding);
+  if (numerics == Numerics::kProduct && device.format == WeightFormat::kBF16) {
+    for (float& value : x.data) value = RoundBf16(value);  // what the bound is about
+  }
+  const bool rounded = y_type == DType::kBF16 || (round && numerics == Numerics::kProduct);
+  ExpectClose(owned.weight, x.view(), want.view(), got.view(), rounded);
+  // Rounding to bf16 may fall the other way where a sum lies at an edge.
+  EXPECT_LE(RelativeL2(got.data, want.data), rounded ? 3e-3 : 1e-5);
+}
+
+TEST(LinearCuda, EveryFormatAndShapeMatchesTheReference) {
+  FATHOM_NEEDS_DEVICE();
+  struct Shape {
+    int64_t out, in;
+  };
+  constexpr Shape kShapes[] = {{24, 320},  {777, 160}, {8, 256},   {32, 96},   {1, 128},
+                               {64, 416},  {130, 64},  {97, 1056}, {256, 128}, {33, 32},
+                               {160, 384}, {96, 2048}, {48, 8192}};
+  for (const auto format : kFormats) {
+    for (const auto& shape : kShapes) {
+      const OwnedWeight owned(format, shape.out, shape.in, 11);
+      const LinearWeight device = OnDevice(owned.weight);
+      for (const int64_t rows : kRows) {
+        if (rows * shape.out * shape.in > 50'000'000) continue;  // the reference is slow
+        Compare(owned, device, rows, Numerics::kProduct, true, DType::kBF16, DType::kBF16, 0);
+        Compare(owned, device, rows, Numerics::kProduct, false, DType::kBF16, DType::kF32, 5);
+        Compare(owned, device, rows, Numerics::kReference, false, DType::kF32, DType::kF32, 3);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(LinearCuda, OddInputsAndFloatRowsAreLegal) {
+  FATHOM_NEEDS_DEVICE();
+  for (const auto format : kFormats) {
+    for (const int64_t in : {1, 2, 3, 5, 63, 127, 129, 257, 259}) {
+      if (format == WeightFormat::kFp4Block32) continue;  // in % 32 == 0
+      const OwnedWeight owned(format, 40, in, 3);
+      const LinearWeight device = OnDevice(owned.weight);
+      for (const int64_t rows : {1, 6, 17, 70}) {
+        for (const int64_t padding : {0, 1, 8}) {
+          Compare(owned, device, rows, Numerics::kProduct, false, DType::kBF16, DType::kF32,
+                  padding);
+          Compare(owned, device, rows, Numerics::kProduct, true, DType::kF32, DType::kF32, padding);
+          Compare(owned, device, rows, Numerics::kReference, true, DType::kF32, DType::kF32,
+                  padding);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearCuda, EveryStoredCodeIsExpandedExactly) {
+  // One-hot inputs, exact in any form, read the weights back: all finite e4m3 codes (subnormals
+  // included), all e2m1 codes, scales from 2^-127 up to those that need two factors.
+  FATHOM_NEEDS_DEVICE();
+  for (const auto format : kFormats) {
+    OwnedWeight owned(format, 48, 256, 5);
+    if (format == WeightFormat::kFp8Block128) {
+      for (size_t i = 0; i < owned.data.size(); ++i) {
+        const auto code = static_cast<uint8_t>(i * 7);
+        owned.data[i] = (code & 0x7f) == 0x7f ? 0x7e : code;
+      }
+      owned.scale = {100, 140};
+    }
+    if (format == WeightFormat::kFp4Block32) {
+      for (size_t i = 0; i < owned.data.size(); ++i) owned.data[i] = static_cast<uint8_t>(i * 7);
+      for (size_t i = 0; i < owned.scale.size(); ++i) {
+        owned.scale[i] = static_cast<uint8_t>(i % 250);
+      }
+    }
+    owned.Pack();
+    const LinearWeight device = OnDevice(owned.weight);
+    for (const auto numerics : {Numerics::kProduct, Numerics::kReference}) {
+      for (const int64_t rows : {1, 4, 64, 256}) {
+        for (int64_t base = 0; base < 256; base += rows) {
+          PaddedMatrix x(rows, 256, 0);
+          x.Fill(0.0f);
+          for (int64_t t = 0; t < rows; ++t) x.data[t * 256 + base + t] = 1.0f;
+          const PaddedMatrix y = RunCuda(device, x, numerics, false, DType::kF32, DType::kF32);
+          for (int64_t t = 0; t < rows; ++t) {
+            for (int64_t o = 0; o < 48; ++o) {
+              ASSERT_EQ(y.data[t * 48 + o], WeightAt(owned.weight, o, base + t))
+                  << "format " << static_cast<int>(format) << " rows " << rows << " input "
+                  << base + t << " output " << o;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearCuda, ARowHasTheSameBitsInEveryBatchAndPlace) {
+  FATHOM_NEEDS_DEVICE();
+  for (const auto format : kFormats) {
+    for (const int64_t in : {64, 416, 1024, 1536, 4096}) {
+      const OwnedWeight owned(format, 203, in, 8);
+      const LinearWeight device = OnDevice(owned.weight);
+      for (const auto numerics : {Numerics::kProduct, Numerics::kReference}) {
+        const DType type = DeviceActivationType(numerics);
+        PaddedMatrix x(512, in, 0);
+        x.Randomise(17, true);
+        const PaddedMatrix all = RunCuda(device, x, numerics, false, type, DType::kF32);
+        for (const int64_t rows : kRows) {
+          for (const int64_t first : {int64_t{0}, (512 - rows) / 2, 512 - rows}) {
+            const PaddedMatrix part =
+                RunCuda(device, Slice(x, first, rows), numerics, false, type, DType::kF32);
+            ASSERT_TRUE(SameBits(part, Slice(all, first, rows)))
+                << "format " << static_cast<int>(format) << " in " << in << " rows " << first
+                << " to " << first + rows;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fathom::ops
