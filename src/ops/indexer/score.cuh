@@ -79,12 +79,20 @@ __device__ void OfferPair(const float* score, int32_t row, int32_t last, Offer&&
   offer(i < 2 && mine < last, mine, i == 1 ? score[1] : score[0]);
 }
 
-// Four e2m1 codes (the low 16 bits) as signed bytes of twice their value. Byte permute gives the
-// magnitude of a code whose sign bit is clear and 0 for the others.
+// Bytes of `low` and `high` by the nibbles of `selector`, where a set top bit asks for the byte's
+// sign instead: __byte_perm ignores that bit.
+__device__ inline uint32_t Permute(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(selector));
+  return out;
+}
+
+// Four e2m1 codes (the low 16 bits) as signed bytes of twice their value. As all magnitudes are
+// positive bytes, a permutation gives those of the codes whose sign bit is clear, and 0 elsewhere.
 __device__ inline uint32_t TwiceE2m1(uint32_t codes) {
   constexpr uint32_t kLow = 0x03020100u, kHigh = 0x0c080604u;
-  const uint32_t positive = __byte_perm(kLow, kHigh, codes);
-  const uint32_t negative = __byte_perm(kLow, kHigh, codes ^ 0x8888u);
+  const uint32_t positive = Permute(kLow, kHigh, codes);
+  const uint32_t negative = Permute(kLow, kHigh, codes ^ 0x8888u);
   return ((positive | 0x80808080u) - negative) ^ 0x80808080u;
 }
 
