@@ -32,7 +32,7 @@ TokenId EchoUser(std::span<const TokenId> history) {
 
 }  // namespace
 
-NextToken FakeModel::Say(std::string text) {
+NextToken FakeModel::Say(const std::string& text) {
   const std::vector<TokenId> reply = ByteTokenizer().Encode(text, AddedTokens::kMatch);
   return [reply](std::span<const TokenId> history) {
     const size_t end = PromptEnd(history);

@@ -34,7 +34,7 @@ class FakeModel {
 
   TokenId eos() const { return encoder->eos(); }
   // A script that answers every prompt with `text`, then the end token.
-  static NextToken Say(std::string text);
+  static NextToken Say(const std::string& text);
 };
 
 }  // namespace fathom::testing

@@ -96,7 +96,7 @@ void OutputParser::AddContent(const std::string& text, OutputDelta& delta) {
 }
 
 // `text` has passed the stop strings.
-void OutputParser::DeliverContent(std::string text, OutputDelta& delta) {
+void OutputParser::DeliverContent(const std::string& text, OutputDelta& delta) {
   delta.content += text;
   if (!stops_.stopped() || stop_reported_) return;
   stop_reported_ = true;

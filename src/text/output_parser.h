@@ -59,7 +59,7 @@ class OutputParser {
   bool IsRoleOrThinkToken(TokenId token) const;
   void AddText(const std::string& text, OutputDelta& delta);
   void AddContent(const std::string& text, OutputDelta& delta);
-  void DeliverContent(std::string text, OutputDelta& delta);
+  void DeliverContent(const std::string& text, OutputDelta& delta);
   void EndReasoning(OutputDelta& delta);
 
   const Tokenizer* tokenizer_;

@@ -211,7 +211,7 @@ class Reader {
       // themselves and are never reached by merging bytes.
       std::optional<std::string> bytes = FromByteAlphabet(piece);
       if (bytes && file_.ignore_merges) file_.whole.emplace(*bytes, id);
-      file_.bytes[static_cast<size_t>(id)] = bytes ? std::move(*bytes) : piece;
+      file_.bytes[static_cast<size_t>(id)] = bytes ? *bytes : piece;
     }
     for (size_t b = 0; b < 256; ++b) {
       std::string piece;
