@@ -27,7 +27,7 @@ Expected<Reservation> Reservation::Make(int64_t bytes, std::string_view what) {
   if (bytes < 0) {
     return Fail(Code::kInvalidArgument, "{}: cannot reserve {} bytes", what, bytes);
   }
-  if (bytes == 0) return Reservation(nullptr, 0);
+  if (bytes == 0) return Reservation(nullptr, 0, nullptr);
   void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
@@ -35,20 +35,25 @@ Expected<Reservation> Reservation::Make(int64_t bytes, std::string_view what) {
                 bytes, static_cast<double>(bytes) / (1 << 30), std::strerror(errno));
   }
   if (bytes >= kHugePageBytes) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-  return Reservation(static_cast<std::byte*>(data), bytes);
+  return Reservation(static_cast<std::byte*>(data), bytes, [](std::byte* memory, int64_t size) {
+    munmap(memory, static_cast<size_t>(size));
+  });
 }
 
 Reservation::Reservation(Reservation&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      release_(other.release_) {}
 
 Reservation& Reservation::operator=(Reservation&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(release_, other.release_);
   return *this;
 }
 
 Reservation::~Reservation() {
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
+  if (data_ != nullptr) release_(data_, size_);
 }
 
 BlockPool::BlockPool(std::byte* base, int64_t unit_bytes, int32_t count)

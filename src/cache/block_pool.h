@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -25,13 +26,19 @@
 
 namespace fathom {
 
-// Zero-filled, page-aligned anonymous memory, returned to the system at destruction.
+// Zero-filled memory for a pool, returned at destruction: of the host, page-aligned, or of a
+// device.
 class Reservation {
  public:
   // `what` names the purpose in the error ("KV blocks"). The mapping counts against the system's
   // commit limit (no MAP_NORESERVE), so a size the machine cannot back is refused here and not by
   // a kill in the middle of a request. 0 bytes is a valid, empty reservation.
   static Expected<Reservation> Make(int64_t bytes, std::string_view what);
+  // Memory of another kind, given back by release(data, size).
+  using Release = void (*)(std::byte* data, int64_t size);
+  static Reservation Adopt(std::byte* data, int64_t size, Release release) {
+    return {data, size, release};
+  }
   Reservation(Reservation&&) noexcept;
   Reservation& operator=(Reservation&&) noexcept;
   ~Reservation();
@@ -39,10 +46,15 @@ class Reservation {
   int64_t size() const { return size_; }
 
  private:
-  Reservation(std::byte* data, int64_t size) : data_(data), size_(size) {}
+  Reservation(std::byte* data, int64_t size, Release release)
+      : data_(data), size_(size), release_(release) {}
   std::byte* data_ = nullptr;
   int64_t size_ = 0;
+  Release release_ = nullptr;
 };
+
+// Where the pools' memory comes from: Reservation::Make, or a device's allocator.
+using MemorySource = std::function<Expected<Reservation>(int64_t bytes, std::string_view what)>;
 
 class BlockPool {
  public:

@@ -45,7 +45,7 @@ Status CheckName(const ModelConfig& config, const std::string& name) {
 
 class Collector final : public Tap {
  public:
-  explicit Collector(const std::vector<std::string>& names) {
+  Collector(const std::vector<std::string>& names, ops::Backend& backend) : backend_(backend) {
     for (const std::string& name : names) rows_[name];
   }
 
@@ -53,15 +53,19 @@ class Collector final : public Tap {
 
   void Put(std::string_view name, const MatrixView& value) override {
     auto& rows = rows_.find(name)->second;
-    for (int64_t t = 0; t < value.rows; ++t) {
-      Row row{value.dtype, {}, {}};
-      if (value.dtype == DType::kI32) {
-        const auto* data = static_cast<const int32_t*>(value.data) + t * value.stride;
-        row.i32.assign(data, data + value.cols);
-      } else {
-        row.f32.assign(value.f32_row(t), value.f32_row(t) + value.cols);
+    if (value.dtype == DType::kI32) {
+      for (int64_t t = 0; t < value.rows; ++t) {
+        Row row{DType::kI32, {}, std::vector<int32_t>(static_cast<size_t>(value.cols))};
+        backend_.ToHost(row.i32.data(), static_cast<const int32_t*>(value.data) + t * value.stride,
+                        value.cols * int64_t{sizeof(int32_t)});
+        rows.push_back(std::move(row));
       }
-      rows.push_back(std::move(row));
+      return;
+    }
+    const std::vector<float> values = ops::ToHostFloats(backend_, value);
+    for (int64_t t = 0; t < value.rows; ++t) {
+      const auto begin = values.begin() + t * value.cols;
+      rows.push_back({DType::kF32, {begin, begin + value.cols}, {}});
     }
   }
 
@@ -95,6 +99,7 @@ class Collector final : public Tap {
     std::vector<float> f32;
     std::vector<int32_t> i32;
   };
+  ops::Backend& backend_;
   std::map<std::string, std::vector<Row>, std::less<>> rows_;
 };
 
@@ -119,6 +124,7 @@ Expected<std::vector<DumpedTensor>> Dump(const ModelConfig& config, const Weight
   ReplayOptions options;
   options.numerics = request.numerics;
   options.cache = request.cache;
+  options.memory = request.memory;
   options.max_context = total;
   const int64_t chunk = std::min<int64_t>(request.chunk > 0 ? request.chunk : kStepTokens, total);
   options.max_step_tokens = static_cast<int>(chunk);
@@ -127,7 +133,7 @@ Expected<std::vector<DumpedTensor>> Dump(const ModelConfig& config, const Weight
   const bool wants_logits =
       std::find(request.tensors.begin(), request.tensors.end(), "logits") != request.tensors.end();
   std::vector<float> logits;
-  Collector collector(request.tensors);
+  Collector collector(request.tensors, backend);
   for (int64_t begin = 0; begin < total; begin += chunk) {
     const int64_t end = std::min(begin + chunk, total);
     const Replay::Chunk tokens{0, std::span(request.ids).subspan(begin, end - begin)};

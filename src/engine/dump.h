@@ -16,6 +16,7 @@ struct DumpRequest {
   int64_t chunk = 0;  // tokens per prefill step; 0: as many as a step holds
   ops::Numerics numerics = ops::Numerics::kProduct;
   CacheOptions cache;
+  MemorySource memory = Reservation::Make;  // where the backend computes
 };
 
 struct DumpedTensor {

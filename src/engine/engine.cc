@@ -103,14 +103,14 @@ struct Engine::Impl {
 
 Expected<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& asked,
                                                 const Geometry& geometry,
-                                                const ExecutorFactory& make_executor) {
+                                                const ExecutorFactory& make_executor,
+                                                const MemorySource& memory) {
   FATHOM_ASSIGN(const EngineOptions options, CompleteOptions(asked, geometry));
-  FATHOM_ASSIGN(Reservation block_memory,
-                Reservation::Make(options.num_blocks * geometry.block_bytes,
-                                  fmt::format("{} KV blocks", options.num_blocks)));
+  FATHOM_ASSIGN(Reservation block_memory, memory(options.num_blocks * geometry.block_bytes,
+                                                 fmt::format("{} KV blocks", options.num_blocks)));
   FATHOM_ASSIGN(Reservation slot_memory,
-                Reservation::Make(options.max_num_seqs * geometry.slot_bytes,
-                                  fmt::format("{} sequence slots", options.max_num_seqs)));
+                memory(options.max_num_seqs * geometry.slot_bytes,
+                       fmt::format("{} sequence slots", options.max_num_seqs)));
   auto impl =
       std::make_unique<Impl>(options, geometry, std::move(block_memory), std::move(slot_memory));
   FATHOM_ASSIGN(impl->executor, make_executor(impl->blocks, impl->slots));
@@ -283,7 +283,7 @@ void Engine::Impl::CancelAll() {
 void Engine::Impl::Step() {
   // Determinism does not depend on it (ops read nothing stale), debugging and tests do.
   for (const Sequence* sequence : scheduler->admitted()) {
-    std::memset(slots.address(*sequence->slot), 0, static_cast<size_t>(slots.unit_bytes()));
+    executor->ClearSlot({slots.address(*sequence->slot), static_cast<size_t>(slots.unit_bytes())});
   }
   const Expected<std::span<float>> logits = executor->Execute(plan);
   if (logits) {

@@ -47,12 +47,14 @@ struct EngineStats {
 
 class Engine {
  public:
-  // Builds pools of the planned size, calls make_executor with them on the calling thread, then
-  // starts the engine thread. Fails with the number of bytes when memory cannot be reserved.
+  // Builds pools of the planned size in memory that the executor computes in, calls make_executor
+  // with them on the calling thread, then starts the engine thread. Fails with the number of bytes
+  // when memory cannot be reserved.
   using ExecutorFactory = std::function<Expected<std::unique_ptr<Executor>>(BlockPool&, SlotPool&)>;
   static Expected<std::unique_ptr<Engine>> Start(const EngineOptions& options,
                                                  const Geometry& geometry,
-                                                 const ExecutorFactory& make_executor);
+                                                 const ExecutorFactory& make_executor,
+                                                 const MemorySource& memory = Reservation::Make);
   ~Engine();  // cancels what runs and joins
 
   // Checks at once what can never work: empty prompt (kInvalidArgument), ids outside the

@@ -1,6 +1,8 @@
 // Executor: runs a StepPlan on a backend. The engine owns one and calls it from its own thread.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <span>
 
@@ -24,6 +26,10 @@ class Executor {
   // Logits [plan.logit_rows.size(), vocab] float32 in host memory, valid until the next call; the
   // sampler may change them in place. An error fails the step's requests, not the engine.
   virtual Expected<std::span<float>> Execute(const StepPlan& plan) = 0;
+  // Zeroes a slot before a new sequence uses it, in order with Execute.
+  virtual void ClearSlot(std::span<std::byte> slot) {
+    std::fill(slot.begin(), slot.end(), std::byte{0});
+  }
   virtual int64_t vocab_size() const = 0;
   virtual ExecutorLimits limits() const = 0;
 };

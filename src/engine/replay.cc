@@ -1,6 +1,5 @@
 #include "engine/replay.h"
 
-#include <cstring>
 #include <utility>
 
 namespace fathom {
@@ -12,17 +11,20 @@ Expected<std::unique_ptr<Replay>> Replay::Make(const ModelConfig& config, const 
   const int64_t per_sequence = geometry.blocks_for(options.max_context);
   FATHOM_ASSIGN(
       Reservation blocks,
-      Reservation::Make(options.sequences * per_sequence * geometry.block_bytes, "cache blocks"));
+      options.memory(options.sequences * per_sequence * geometry.block_bytes, "cache blocks"));
   FATHOM_ASSIGN(Reservation slots,
-                Reservation::Make(options.sequences * geometry.slot_bytes, "sequence slots"));
-  return std::unique_ptr<Replay>(
-      new Replay(config, weights, backend, options, geometry, std::move(blocks), std::move(slots)));
+                options.memory(options.sequences * geometry.slot_bytes, "sequence slots"));
+  FATHOM_ASSIGN(Reservation logits, options.memory(0, "logits"));
+  return std::unique_ptr<Replay>(new Replay(config, weights, backend, options, geometry,
+                                            std::move(blocks), std::move(slots),
+                                            std::move(logits)));
 }
 
 Replay::Replay(const ModelConfig& config, const Weights& weights, ops::Backend& backend,
                const ReplayOptions& options, const Geometry& geometry, Reservation blocks,
-               Reservation slots)
+               Reservation slots, Reservation logits)
     : config_(config),
+      backend_(backend),
       options_(options),
       geometry_(geometry),
       block_memory_(std::move(blocks)),
@@ -35,6 +37,11 @@ Replay::Replay(const ModelConfig& config, const Weights& weights, ops::Backend& 
                {.numerics = options.numerics,
                 .max_tokens = options.max_step_tokens,
                 .max_logit_rows = options.max_step_tokens}),
+      arrays_(backend, {.tokens = options.max_step_tokens,
+                        .sequences = options.sequences,
+                        .blocks_per_sequence = geometry.blocks_for(options.max_context),
+                        .logit_rows = options.max_step_tokens}),
+      logits_memory_(std::move(logits)),
       positions_(options.sequences, 0),
       blocks_of_(options.sequences) {
   for (int s = 0; s < options.sequences; ++s) slot_of_.push_back(*slots_.Allocate());
@@ -73,38 +80,50 @@ Expected<std::span<const float>> Replay::Step(std::span<const Chunk> chunks, Log
                 plan_.num_tokens(), options_.max_step_tokens);
   }
   const auto rows = static_cast<int64_t>(plan_.logit_rows.size());
-  logits_.resize(rows * config_.vocab_size);
-  forward_.Run(plan_.view(), kv_, plan_.logit_rows,
-               F32Matrix(logits_.data(), rows, config_.vocab_size), tap);
+  const int64_t bytes = rows * config_.vocab_size * static_cast<int64_t>(sizeof(float));
+  if (bytes > logits_memory_.size()) {
+    FATHOM_ASSIGN(logits_memory_, options_.memory(bytes, "logits"));
+  }
+  auto* logits_at = reinterpret_cast<float*>(logits_memory_.data());
+  const StepArrays::Uploaded step = arrays_.Upload(plan_);
+  forward_.Run(step.view, kv_, step.logit_rows, F32Matrix(logits_at, rows, config_.vocab_size),
+               tap);
+  logits_.resize(static_cast<size_t>(rows * config_.vocab_size));
+  backend_.ToHost(logits_.data(), logits_at, bytes);
   return std::span<const float>(logits_);
 }
 
-std::span<const std::byte> Replay::slot_bytes(int sequence) const {
-  return {slots_.address(slot_of_[sequence]), static_cast<size_t>(geometry_.slot_bytes)};
+std::vector<std::byte> Replay::slot_bytes(int sequence) const {
+  std::vector<std::byte> bytes(static_cast<size_t>(geometry_.slot_bytes));
+  backend_.ToHost(bytes.data(), slots_.address(slot_of_[sequence]), geometry_.slot_bytes);
+  return bytes;
 }
 
-std::span<const std::byte> Replay::block_bytes(int sequence, int64_t block) const {
-  return {blocks_.address(blocks_of_[sequence][block]), static_cast<size_t>(geometry_.block_bytes)};
+std::vector<std::byte> Replay::block_bytes(int sequence, int64_t block) const {
+  std::vector<std::byte> bytes(static_cast<size_t>(geometry_.block_bytes));
+  backend_.ToHost(bytes.data(), blocks_.address(blocks_of_[sequence][block]),
+                  geometry_.block_bytes);
+  return bytes;
 }
 
 void Replay::CopySequence(int from, int to) {
   Restart(to);
   for (BlockId block : blocks_of_[from]) {
     blocks_of_[to].push_back(*blocks_.Allocate());
-    std::memcpy(blocks_.address(blocks_of_[to].back()), blocks_.address(block),
-                geometry_.block_bytes);
+    backend_.Copy(blocks_.address(blocks_of_[to].back()), blocks_.address(block),
+                  geometry_.block_bytes);
   }
-  std::memcpy(slots_.address(slot_of_[to]), slots_.address(slot_of_[from]), geometry_.slot_bytes);
+  backend_.Copy(slots_.address(slot_of_[to]), slots_.address(slot_of_[from]), geometry_.slot_bytes);
   positions_[to] = positions_[from];
 }
 
 void Replay::Restart(int sequence) {
   for (BlockId block : blocks_of_[sequence]) {
-    std::memset(blocks_.address(block), 0xff, geometry_.block_bytes);
+    backend_.Fill(blocks_.address(block), 0xff, geometry_.block_bytes);
     blocks_.Release(block);
   }
   blocks_of_[sequence].clear();
-  std::memset(slots_.address(slot_of_[sequence]), 0xff, geometry_.slot_bytes);
+  backend_.Fill(slots_.address(slot_of_[sequence]), 0xff, geometry_.slot_bytes);
   positions_[sequence] = 0;
 }
 

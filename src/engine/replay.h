@@ -14,6 +14,7 @@
 #include "cache/block_pool.h"
 #include "cache/geometry.h"
 #include "core/status.h"
+#include "engine/step_arrays.h"
 #include "engine/step_plan.h"
 #include "model/forward.h"
 
@@ -23,8 +24,9 @@ struct ReplayOptions {
   ops::Numerics numerics = ops::Numerics::kProduct;
   CacheOptions cache;
   int sequences = 1;
-  int64_t max_context = 0;     // tokens of the longest sequence
-  int max_step_tokens = 1024;  // of one step, all sequences together
+  int64_t max_context = 0;                  // tokens of the longest sequence
+  int max_step_tokens = 1024;               // of one step, all sequences together
+  MemorySource memory = Reservation::Make;  // where the backend computes
 };
 
 class Replay {
@@ -46,9 +48,9 @@ class Replay {
                                         Tap* tap = nullptr);
 
   int64_t position(int sequence) const { return positions_[sequence]; }  // tokens run so far
-  // The memory a sequence owns, for comparing bytes: its slot, and its blocks in order.
-  std::span<const std::byte> slot_bytes(int sequence) const;
-  std::span<const std::byte> block_bytes(int sequence, int64_t block) const;
+  // Copies of the memory a sequence owns, for comparing bytes: its slot, and its blocks in order.
+  std::vector<std::byte> slot_bytes(int sequence) const;
+  std::vector<std::byte> block_bytes(int sequence, int64_t block) const;
   const Geometry& geometry() const { return geometry_; }
   // Makes `to` a copy of `from`: same position, blocks and slot copied.
   void CopySequence(int from, int to);
@@ -58,9 +60,10 @@ class Replay {
  private:
   Replay(const ModelConfig& config, const Weights& weights, ops::Backend& backend,
          const ReplayOptions& options, const Geometry& geometry, Reservation blocks,
-         Reservation slots);
+         Reservation slots, Reservation logits);
 
   const ModelConfig& config_;
+  ops::Backend& backend_;
   ReplayOptions options_;
   Geometry geometry_;
   Reservation block_memory_, slot_memory_;
@@ -69,6 +72,8 @@ class Replay {
   KvView kv_;
   Forward forward_;
   StepPlan plan_;
+  StepArrays arrays_;
+  Reservation logits_memory_;  // [rows, V], as many rows as a step has asked for
   std::vector<float> logits_;
   std::vector<int64_t> positions_;
   std::vector<SlotId> slot_of_;

@@ -253,9 +253,9 @@ struct Forward::Impl {
     int64_t stride = 0;
     const bool wants = tap != nullptr && tap->Wants(name + ".indexer.scores");
     if (wants) {
-      for (int64_t t = 0; t < tokens; ++t) {
-        stride = std::max<int64_t>(stride, (step->position[t] + 1) / 4);
-      }
+      std::vector<int32_t> position(static_cast<size_t>(tokens));
+      backend.ToHost(position.data(), step->position, tokens * int64_t{sizeof(int32_t)});
+      for (int32_t p : position) stride = std::max<int64_t>(stride, (p + 1) / 4);
       stride = std::max<int64_t>(stride, 1);
       scores = reinterpret_cast<float*>(backend.Allocate(tokens * stride * 4));
     }

@@ -19,7 +19,7 @@
 
 namespace fathom {
 
-// Receives named intermediates: "embed", "layers.3.streams", "layers.3.attn.in", ... (the list is
+// Receives named intermediates, in memory of the backend and float32 or its activation type: "embed", "layers.3.streams", "layers.3.attn.in", ... (the list is
 // kTapNames in forward.cc and `fathom dump --help`). Rows are the step's tokens.
 class Tap {
  public:
@@ -43,7 +43,8 @@ class Forward {
   ~Forward();
 
   // Runs one step and writes the logits of token indices `logit_rows` to logits
-  // [logit_rows.size(), V]. Cache rows, window rings and compressor states are updated in place.
+  // [logit_rows.size(), V]. All arrays, those of `step` and `logit_rows` included, lie where the
+  // backend computes. Cache rows, window rings and compressor states are updated in place.
   void Run(const ops::StepView& step, const KvView& kv, std::span<const int32_t> logit_rows,
            const MatrixView& logits, Tap* tap = nullptr);
 

@@ -32,6 +32,13 @@ class Backend {
   // Copies `bytes` from where this backend computes to host memory, after all work submitted so
   // far.
   virtual void ToHost(void* host, const void* data, int64_t bytes) = 0;
+  // The other way, in order with the work submitted; `host` may change once this returns.
+  virtual void FromHost(void* data, const void* host, int64_t bytes) = 0;
+  // memmove and memset of this backend's memory, in order with the work submitted.
+  virtual void Copy(void* to, const void* from, int64_t bytes) = 0;
+  virtual void Fill(void* data, uint8_t value, int64_t bytes) = 0;
+  // Waits for all work submitted so far.
+  virtual void Wait() {}
 
   // table [T, 64]: RopeTableRow at every token's position; built once per step.
   virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
@@ -55,6 +62,9 @@ class HostBackend : public Backend {
  public:
   std::byte* Allocate(int64_t bytes) override;
   void ToHost(void* host, const void* data, int64_t bytes) override;
+  void FromHost(void* data, const void* host, int64_t bytes) override;
+  void Copy(void* to, const void* from, int64_t bytes) override;
+  void Fill(void* data, uint8_t value, int64_t bytes) override;
 
  private:
   struct Free {
@@ -62,6 +72,9 @@ class HostBackend : public Backend {
   };
   std::vector<std::unique_ptr<std::byte, Free>> memory_;
 };
+
+// The values of a float32 or bfloat16 matrix, row after row, copied to host memory.
+std::vector<float> ToHostFloats(Backend& backend, const MatrixView& matrix);
 
 std::unique_ptr<Backend> MakeReferenceBackend();
 std::unique_ptr<Backend> MakeCpuBackend(ThreadPool& pool);  // borrows the pool

@@ -18,6 +18,12 @@ class TimedBackend final : public Backend {
   void ToHost(void* host, const void* data, int64_t bytes) override {
     inner_.ToHost(host, data, bytes);
   }
+  void FromHost(void* data, const void* host, int64_t bytes) override {
+    inner_.FromHost(data, host, bytes);
+  }
+  void Copy(void* to, const void* from, int64_t bytes) override { inner_.Copy(to, from, bytes); }
+  void Fill(void* data, uint8_t value, int64_t bytes) override { inner_.Fill(data, value, bytes); }
+  void Wait() override { inner_.Wait(); }
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override {
     Time("rope_tables", [&] { inner_.RopeTables(step, rope, table); });
   }
@@ -76,6 +82,7 @@ class TimedBackend final : public Backend {
   void Time(const std::string& name, Fn&& call) {
     const auto begin = std::chrono::steady_clock::now();
     call();
+    inner_.Wait();
     seconds_[name] +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }

@@ -1,10 +1,17 @@
-#include "golden.h"
+#include "golden/golden.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
+
+#if FATHOM_CUDA
+#include "engine/cuda_executor.h"
+#include "model/cuda_weights.h"
+#include "ops/cuda/cuda_backend.h"
+#endif
 
 namespace fathom::golden {
 namespace {
@@ -25,13 +32,29 @@ T Need(Expected<T> value) {
   std::exit(1);
 }
 
-void Load(Model& model, const std::string& directory, const std::string& json_path,
+void Prepare(Model& model, Device device) {
+#if FATHOM_CUDA
+  if (device == Device::kCuda) {
+    auto backend = Need(ops::CudaBackend::Make());
+    if (const Status status = UploadForCuda(model.weights, model.config, *backend); !status) {
+      std::fprintf(stderr, "%s\n", status.error().message.c_str());
+      std::exit(1);
+    }
+    model.backend = std::move(backend);
+    model.memory = ReserveCuda;
+    return;
+  }
+#endif
+  PackForCpu(model.weights, model.threads);
+  model.backend = ops::MakeCpuBackend(model.threads);
+}
+
+void Load(Model& model, Device device, const std::string& directory, const std::string& json_path,
           const std::string& tensor_path) {
   model.name = std::filesystem::path(directory).filename();
   model.config = Need(LoadModelConfig(directory));
   model.weights = Need(LoadWeights(directory, model.config, {}));
-  PackForCpu(model.weights, model.threads);
-  model.backend = ops::MakeCpuBackend(model.threads);
+  Prepare(model, device);
   std::ifstream json_file(json_path);
   const auto json = nlohmann::json::parse(json_file);
   const SafeTensorsFile file = Need(SafeTensorsFile::Open(tensor_path));
@@ -81,37 +104,46 @@ std::vector<float> Floats(const TensorInfo& tensor) {
   return out;
 }
 
-std::string SharedDirectory() {
-  if (const char* path = std::getenv("FATHOM_SHARED")) return path;
-  return std::string(FATHOM_SOURCE_DIR) + "/../shared";
+std::string SourceDirectory() {
+  if (const char* path = std::getenv("FATHOM_SOURCE")) return path;
+  return FATHOM_SOURCE_DIR;
 }
 
-Model& Demo() {
-  static Model* model = [] {
-    auto* made = new Model;
-    const std::string root = FATHOM_SOURCE_DIR;
-    Load(*made, root + "/models/demo", root + "/tests/golden/demo.json",
+std::string SharedDirectory() {
+  if (const char* path = std::getenv("FATHOM_SHARED")) return path;
+  return SourceDirectory() + "/../shared";
+}
+
+Model& Demo(Device device) {
+  // Never destroyed: the CUDA runtime may be gone when statics are.
+  static auto& models = *new std::map<Device, std::unique_ptr<Model>>;
+  std::unique_ptr<Model>& model = models[device];
+  if (model == nullptr) {
+    model = std::make_unique<Model>();
+    const std::string root = SourceDirectory();
+    Load(*model, device, root + "/models/demo", root + "/tests/golden/demo.json",
          root + "/tests/golden/demo.safetensors");
-    return made;
-  }();
+  }
   return *model;
 }
 
-Model* RandomPro() {
-  static Model* model = []() -> Model* {
-    const std::string directory = SharedDirectory() + "/models/random-pro";
-    if (!std::filesystem::exists(directory + "/config.json")) {
-      if (std::getenv("CI") != nullptr) {
-        std::fprintf(stderr, "%s is missing; CI needs it\n", directory.c_str());
-        std::exit(1);
-      }
-      return nullptr;
+Model* RandomPro(Device device) {
+  // Never destroyed: the CUDA runtime may be gone when statics are.
+  static auto& models = *new std::map<Device, std::unique_ptr<Model>>;
+  const std::string directory = SharedDirectory() + "/models/random-pro";
+  if (!std::filesystem::exists(directory + "/config.json")) {
+    if (std::getenv("CI") != nullptr) {
+      std::fprintf(stderr, "%s is missing; CI needs it\n", directory.c_str());
+      std::exit(1);
     }
-    auto* made = new Model;
-    Load(*made, directory, directory + "/golden.json", directory + "/golden.safetensors");
-    return made;
-  }();
-  return model;
+    return nullptr;
+  }
+  std::unique_ptr<Model>& model = models[device];
+  if (model == nullptr) {
+    model = std::make_unique<Model>();
+    Load(*model, device, directory, directory + "/golden.json", directory + "/golden.safetensors");
+  }
+  return model.get();
 }
 
 }  // namespace fathom::golden

@@ -34,13 +34,19 @@ struct Model {
   Weights weights;
   ThreadPool threads;
   std::unique_ptr<ops::Backend> backend;
+  MemorySource memory = Reservation::Make;  // where the backend computes
   std::vector<Prompt> prompts;
 };
 
+enum class Device { kCpu, kCuda };  // kCuda: in builds with FATHOM_CUDA
+
 // The demo checkpoint and the trimmed outputs in tests/golden. Ends the test program on an error.
-Model& Demo();
+Model& Demo(Device device = Device::kCpu);
 // The random checkpoint of the shared fixtures, or null when they are not there (never null in CI).
-Model* RandomPro();
+Model* RandomPro(Device device = Device::kCpu);
+
+// The source tree: FATHOM_SOURCE, else where it was built.
+std::string SourceDirectory();
 
 // Path of the shared fixtures: FATHOM_SHARED, else ../shared beside the source tree.
 std::string SharedDirectory();
