@@ -2,7 +2,7 @@
 #   X_test.cc   -> linked into the test binary fathom_NAME_test (one ctest entry per TEST suite binary)
 #   X_bench.cc  -> one benchmark binary each, build/<preset>/bench/X_bench
 #   X_fuzz.cc   -> one libFuzzer binary each, build/fuzz/X_fuzz (preset fuzz only)
-#   X.cu, cuda*.cc, cuda/*.cc -> part of the library when FATHOM_CUDA is on
+#   X.cu, cuda*.cc, cuda/*.cc -> part of the library when FATHOM_CUDA is on; X_cuda_bench.cc likewise
 #   X_avx2.cc   -> compiled for AVX2+FMA+F16C; X_avx512.cc for AVX-512 F/BW/DQ/VL/VBMI/VNNI/BF16.
 # Per-ISA files include no header with inline code that other files use too: the linker keeps one
 # copy of an inline function, and it must not be the AVX-512 one.
@@ -29,6 +29,7 @@ function(fathom_library name)
     list(APPEND sources ${kernels})
   else()
     list(FILTER sources EXCLUDE REGEX "/cuda/|/cuda(_[a-z]+)?\\.cc$")
+    list(FILTER benches EXCLUDE REGEX "_cuda_bench\\.cc$")
   endif()
   if(sources)
     add_library(fathom_${name} STATIC ${sources})

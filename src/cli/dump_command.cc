@@ -83,12 +83,14 @@ Status RunDump(const DumpOptions& options) {
     FATHOM_ASSIGN(directory, ResolveModel(options.model));
   }
   FATHOM_ASSIGN(ModelConfig config, LoadModelConfig(directory));
+  FATHOM_ASSIGN(std::unique_ptr<ops::Backend> gpu, OpenDevice(options.device));
+  request.memory = CacheMemory(gpu.get());
   LoadOptions load;
   load.format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
   FATHOM_ASSIGN(Weights weights, LoadWeights(directory, config, load));
   ThreadPool threads(options.threads);
-  PackForCpu(weights, threads);
-  const auto backend = ops::MakeCpuBackend(threads);
+  FATHOM_TRY(PlaceWeights(weights, config, gpu.get(), threads));
+  const auto backend = gpu != nullptr ? std::move(gpu) : ops::MakeCpuBackend(threads);
   FATHOM_ASSIGN(const std::vector<DumpedTensor> dumped, Dump(config, weights, *backend, request));
   FATHOM_TRY(WriteDump(options.out, dumped));
   for (const DumpedTensor& tensor : dumped) {
@@ -122,7 +124,8 @@ void AddDumpCommand(CLI::App& app, int* exit_code) {
                   {"auto", "bf16", "fp8", "mxfp4"}, "rows of the indexer cache");
   command->Choice("--load-format", options->load_format, {"auto", "dummy"},
                   "dummy: values from a seed, shapes from config.json");
-  command->Choice("--device", options->device, {"auto", "cpu"}, "where to run");
+  command->Choice("--device", options->device, {"auto", "cpu", "cuda"},
+                  "where to run; auto: a GPU when there is one");
   command->Count("--chunk", options->chunk, 0, 65'536, "tokens of a prefill step; 0: 1,024");
   command->Count("--last", options->last, 0, INT32_MAX, "only the last N positions; 0: all");
   command->Count("--threads", options->threads, 0, 1024, "compute threads; 0: one per CPU");

@@ -34,7 +34,8 @@ void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument) 
                 "bytes for the cache; left out: what one longest sequence needs");
   command.Real("--gpu-memory-utilization", options.gpu_memory_utilization, 0, 1,
                "share of the machine's memory for weights and cache; 0: not limited");
-  command.Choice("--device", flags.device, {"auto", "cpu"}, "where the model runs");
+  command.Choice("--device", flags.device, {"auto", "cpu", "cuda"},
+                 "where the model runs; auto: a GPU when there is one");
   command.Choice("--numerics", flags.numerics, {"product", "reference"},
                  "reference: float32 without activation or cache rounding");
   command.Count("--threads", options.threads, 0, 4096, "compute threads; left out: one per CPU");
@@ -48,6 +49,7 @@ void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument) 
 Expected<RuntimeOptions> FinishModelFlags(const Command& command, const ModelFlags& flags) {
   FATHOM_TRY(SetUpLogging(flags.log_level));
   RuntimeOptions options = flags.options;
+  options.device = flags.device;
   options.load_format = flags.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
   options.numerics =
       flags.numerics == "reference" ? ops::Numerics::kReference : ops::Numerics::kProduct;

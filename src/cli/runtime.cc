@@ -13,6 +13,12 @@
 #include "engine/executor.h"
 #include "model/model_path.h"
 
+#if FATHOM_CUDA
+#include "engine/cuda_executor.h"
+#include "model/cuda_weights.h"
+#include "ops/cuda/cuda_backend.h"
+#endif
+
 namespace fathom {
 namespace {
 
@@ -45,7 +51,59 @@ Status CheckPositive(const char* flag, int64_t value) {
   return FailParam(Code::kInvalidArgument, flag, "{} must be at least 1, not {}", flag, value);
 }
 
+int64_t DeviceMemoryBytes(const ops::Backend* gpu) {
+#if FATHOM_CUDA
+  if (gpu != nullptr) return ops::CudaBackend::Memory().total;
+#endif
+  return MachineMemoryBytes();
+}
+
+Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const ForwardOptions& forward,
+                                                 BlockPool& blocks, SlotPool& slots) {
+  const ExecutorLimits limits = {forward.max_tokens, forward.max_logit_rows};
+#if FATHOM_CUDA
+  if (runtime.gpu != nullptr) {
+    return MakeCudaExecutor(runtime.config, runtime.weights, runtime.geometry, blocks, slots,
+                            static_cast<ops::CudaBackend&>(*runtime.gpu), forward, limits);
+  }
+#endif
+  return MakeCpuExecutor(runtime.config, runtime.weights, runtime.geometry, blocks, slots,
+                         *runtime.threads, forward, limits);
+}
+
 }  // namespace
+
+Expected<std::unique_ptr<ops::Backend>> OpenDevice(const std::string& device) {
+#if FATHOM_CUDA
+  if (device == "cuda" || (device == "auto" && ops::CudaBackend::Available())) {
+    return ops::CudaBackend::Make();
+  }
+#else
+  if (device == "cuda") {
+    return FailParam(Code::kUnavailable, "--device",
+                     "--device cuda: this binary was built without CUDA (FATHOM_CUDA=OFF)");
+  }
+#endif
+  return std::unique_ptr<ops::Backend>();
+}
+
+Status PlaceWeights(Weights& weights, const ModelConfig& config, ops::Backend* gpu,
+                    ThreadPool& threads) {
+#if FATHOM_CUDA
+  if (gpu != nullptr) {
+    return UploadForCuda(weights, config, static_cast<ops::CudaBackend&>(*gpu));
+  }
+#endif
+  PackForCpu(weights, threads);
+  return {};
+}
+
+MemorySource CacheMemory(const ops::Backend* gpu) {
+#if FATHOM_CUDA
+  if (gpu != nullptr) return ReserveCuda;
+#endif
+  return Reservation::Make;
+}
 
 Expected<std::string> DemoModelDirectory() {
   std::vector<std::string> tried;
@@ -185,7 +243,8 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   FATHOM_ASSIGN(runtime->defaults, LoadGenerationDefaults(directory));
   FATHOM_ASSIGN(CacheOptions cache, MakeCacheOptions(options));
   FATHOM_ASSIGN(runtime->geometry, MakeGeometry(runtime->config, cache));
-  const int64_t machine = MachineMemoryBytes();
+  FATHOM_ASSIGN(runtime->gpu, OpenDevice(options.device));
+  const int64_t machine = DeviceMemoryBytes(runtime->gpu.get());
   // Weights are not known yet: this pass refuses what cannot fit whatever they weigh.
   FATHOM_ASSIGN(EngineOptions planned,
                 PlanEngine(options, runtime->config, runtime->geometry, 0, machine));
@@ -201,7 +260,8 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
                                     runtime->weights.total_bytes, machine));
   runtime->engine_options = planned;
   runtime->threads = std::make_unique<ThreadPool>(options.threads);
-  PackForCpu(runtime->weights, *runtime->threads);
+  FATHOM_TRY(
+      PlaceWeights(runtime->weights, runtime->config, runtime->gpu.get(), *runtime->threads));
 
   ForwardOptions forward;
   forward.numerics = options.numerics;
@@ -209,15 +269,12 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   // A decode step wants one row per sequence; prompt log-probabilities take rows in chunks.
   forward.max_logit_rows = std::max(64, planned.max_num_seqs);
   Runtime* borrowed = runtime.get();
-  FATHOM_ASSIGN(
-      runtime->engine,
-      Engine::Start(planned, runtime->geometry,
-                    [borrowed, forward](BlockPool& blocks,
-                                        SlotPool& slots) -> Expected<std::unique_ptr<Executor>> {
-                      return MakeCpuExecutor(borrowed->config, borrowed->weights,
-                                             borrowed->geometry, blocks, slots, *borrowed->threads,
-                                             forward, {forward.max_tokens, forward.max_logit_rows});
-                    }));
+  FATHOM_ASSIGN(runtime->engine, Engine::Start(
+                                     planned, runtime->geometry,
+                                     [borrowed, forward](BlockPool& blocks, SlotPool& slots) {
+                                       return MakeExecutor(*borrowed, forward, blocks, slots);
+                                     },
+                                     CacheMemory(runtime->gpu.get())));
   return runtime;
 }
 
@@ -231,9 +288,12 @@ std::string DescribeRuntime(const Runtime& runtime) {
   row("model", runtime.directory);
   row("weights", fmt::format("{} tensors, {}", runtime.weights.tensor_count,
                              Describe(runtime.weights.total_bytes)));
-  row("backend",
-      fmt::format("cpu ({}), {} threads, numerics {}", IsaName(CpuIsa()), runtime.threads->size(),
-                  runtime.options.numerics == ops::Numerics::kProduct ? "product" : "reference"));
+  const char* numerics =
+      runtime.options.numerics == ops::Numerics::kProduct ? "product" : "reference";
+  row("backend", runtime.gpu != nullptr
+                     ? fmt::format("cuda, numerics {}", numerics)
+                     : fmt::format("cpu ({}), {} threads, numerics {}", IsaName(CpuIsa()),
+                                   runtime.threads->size(), numerics));
   for (const KindGeometry& kind : geometry.kinds) {
     if (kind.layers.empty()) continue;
     row(CacheKindName(kind.kind),

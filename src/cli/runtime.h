@@ -24,8 +24,9 @@
 namespace fathom {
 
 struct RuntimeOptions {
-  std::string model;      // directory or org/name; empty: the demo checkpoint
-  std::string tokenizer;  // directory or tokenizer.json; empty: the model's own
+  std::string model;            // directory or org/name; empty: the demo checkpoint
+  std::string tokenizer;        // directory or tokenizer.json; empty: the model's own
+  std::string device = "auto";  // auto | cpu | cuda
   LoadFormat load_format = LoadFormat::kAuto;
   uint64_t seed = 0;  // of --load-format dummy
   ops::Numerics numerics = ops::Numerics::kProduct;
@@ -53,6 +54,7 @@ struct Runtime {
   std::unique_ptr<ChatEncoder> encoder;
   Weights weights;
   std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<ops::Backend> gpu;  // null: the model runs on the CPU
   EngineOptions engine_options;
   std::unique_ptr<Engine> engine;
 };
@@ -60,6 +62,17 @@ struct Runtime {
 // Loads in the order: configuration, geometry and plan, tokenizer, weights, engine, so that what
 // cannot work fails before weights are read. Errors name the flag, file or number.
 Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options);
+
+// Opens the GPU that --device asks for; null for the CPU. kUnavailable says why there is none when
+// `device` is "cuda".
+Expected<std::unique_ptr<ops::Backend>> OpenDevice(const std::string& device);
+
+// Puts the weights where the model runs.
+Status PlaceWeights(Weights& weights, const ModelConfig& config, ops::Backend* gpu,
+                    ThreadPool& threads);
+
+// Where the caches lie: host memory, or the GPU's.
+MemorySource CacheMemory(const ops::Backend* gpu);
 
 // The cache formats the two dtype flags and the numerics mean.
 Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options);

@@ -1,8 +1,10 @@
-// Prefill and decode of a whole model on the CPU, beside the bound: the arithmetic of the tokens
-// (model/cost.h) at the measured bf16 or float32 peak of the same threads in the same process.
+// Prefill and decode of a whole model, beside the bound: the arithmetic of the tokens
+// (model/cost.h) at the measured bf16 or float32 peak of the same threads in the same process, or
+// at the dense bf16 peak of an H200.
 //
-//   model_bench [MODEL] [--quick] [--threads N] [--profile]
-// --profile adds comment lines with each op's share of the time.
+//   model_bench [MODEL] [--quick] [--threads N] [--profile] [--cuda]
+// --profile adds comment lines with each op's share of the time; on a GPU every op is then waited
+// for, which lengthens a step.
 // Prints CSV:
 // case,context,streams,tokens_per_second,ms_per_step,gflops,bound_tokens_per_second,share
 #include <algorithm>
@@ -19,6 +21,12 @@
 #include "ops/bench_util.h"
 #include "ops/timed_backend.h"
 
+#if FATHOM_CUDA
+#include "engine/cuda_executor.h"
+#include "model/cuda_weights.h"
+#include "ops/cuda/cuda_backend.h"
+#endif
+
 namespace fathom {
 namespace {
 
@@ -28,7 +36,9 @@ struct Bench {
   ModelConfig config;
   Weights weights;
   ThreadPool& threads;
-  ops::TimedBackend& backend;
+  ops::Backend& backend;
+  ops::TimedBackend& timed;  // around `backend`; used with `profile`
+  MemorySource memory;
   bench::Peaks peaks;
   bool profile = false;
 
@@ -40,7 +50,7 @@ struct Bench {
                 1e3 * seconds / steps, flops / seconds * 1e-9, bound, tokens / seconds / bound);
     if (profile) {
       std::vector<std::pair<double, std::string>> ops;
-      for (const auto& [op, time] : backend.seconds()) ops.emplace_back(time, op);
+      for (const auto& [op, time] : timed.seconds()) ops.emplace_back(time, op);
       std::sort(ops.rbegin(), ops.rend());
       for (const auto& [time, op] : ops) {
         std::printf("#   %5.1f %%  %-24s %9.2f us a step\n", 100 * time / seconds, op.c_str(),
@@ -65,14 +75,15 @@ struct Bench {
     options.max_context = context + 4 * kDecodeSteps;
     options.max_step_tokens = kChunk;
     options.sequences = decode ? kStreams : 1;
-    auto replay = Replay::Make(config, weights, backend, options);
+    options.memory = memory;
+    auto replay = Replay::Make(config, weights, profile ? timed : backend, options);
     if (!replay) {
       std::fprintf(stderr, "%s\n", replay.error().message.c_str());
       std::exit(1);
     }
     const std::vector<TokenId> ids = RandomIds(context);
     double flops = 0;
-    backend.Reset();
+    timed.Reset();
     auto begin = Clock();
     for (int64_t at = 0; at < context; at += kChunk) {
       const int64_t count = std::min<int64_t>(kChunk, context - at);
@@ -96,7 +107,7 @@ struct Bench {
       for (int i = 0; i < kDecodeSteps; ++i) {
         flops += streams * CostOfToken(config, (*replay)->position(0) + i, true).total();
       }
-      backend.Reset();
+      timed.Reset();
       begin = Clock();
       for (int i = 0; i < kDecodeSteps; ++i) Must((*replay)->Step(step, Replay::Logits::kLast));
       seconds = Seconds(Clock() - begin).count();
@@ -117,12 +128,17 @@ int Main(int argc, char** argv) {
   std::string model = std::string(FATHOM_SOURCE_DIR) + "/models/demo";
   bool quick = false;
   bool profile = false;
+  [[maybe_unused]] bool cuda = false;
   int thread_count = 0;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) {
       quick = true;
     } else if (std::strcmp(argv[i], "--profile") == 0) {
       profile = true;
+#if FATHOM_CUDA
+    } else if (std::strcmp(argv[i], "--cuda") == 0) {
+      cuda = true;
+#endif
     } else if (std::strcmp(argv[i], "--threads") == 0 && i + 1 < argc) {
       thread_count = std::atoi(argv[++i]);
     } else {
@@ -130,8 +146,6 @@ int Main(int argc, char** argv) {
     }
   }
   ThreadPool threads(thread_count);
-  const auto cpu = ops::MakeCpuBackend(threads);
-  ops::TimedBackend backend(*cpu);
   auto config = LoadModelConfig(model);
   if (!config) {
     std::fprintf(stderr, "%s\n", config.error().message.c_str());
@@ -142,10 +156,32 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", weights.error().message.c_str());
     return 1;
   }
-  PackForCpu(*weights, threads);
-  const bench::Peaks peaks = bench::MeasurePeaks(threads);
-  bench::Print(peaks, threads.size());
-  const Bench run{std::move(*config), std::move(*weights), threads, backend, peaks, profile};
+  std::unique_ptr<ops::Backend> backend;
+  MemorySource memory = Reservation::Make;
+  bench::Peaks peaks;
+#if FATHOM_CUDA
+  if (cuda) {
+    auto gpu = ops::CudaBackend::Make();
+    const Status uploaded =
+        gpu ? UploadForCuda(*weights, *config, **gpu) : Status(tl::unexpected(gpu.error()));
+    if (!uploaded) {
+      std::fprintf(stderr, "%s\n", uploaded.error().message.c_str());
+      return 1;
+    }
+    backend = std::move(*gpu);
+    memory = ReserveCuda;
+    peaks.bf16_gflops = 989e3;
+  }
+#endif
+  if (backend == nullptr) {
+    PackForCpu(*weights, threads);
+    backend = ops::MakeCpuBackend(threads);
+    peaks = bench::MeasurePeaks(threads);
+    bench::Print(peaks, threads.size());
+  }
+  ops::TimedBackend timed(*backend);
+  const Bench run{
+      std::move(*config), std::move(*weights), threads, *backend, timed, memory, peaks, profile};
   std::printf(
       "case,context,streams,tokens_per_second,ms_per_step,gflops,bound_tokens_per_second,"
       "share\n");

@@ -1,0 +1,105 @@
+// CudaBackend: the forward pass on one GPU. All work goes to one stream; nothing is allocated once
+// a model is set up.
+//
+//   FATHOM_ASSIGN(auto backend, CudaBackend::Make());
+//   FATHOM_TRY(UploadForCuda(weights, config, *backend));   // model/cuda_weights.h
+//   Forward forward(config, weights, *backend, options);
+//
+// Weights keep their host addresses everywhere above the ops. Matrices carry their device form in
+// LinearWeight::packed; for norms, sinks, biases, hyper-connection parameters, the hash tables and
+// the embedding this class remembers which device address belongs to which host address.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/status.h"
+#include "ops/backend.h"
+#include "ops/cuda/device.h"
+
+struct CUevent_st;
+
+namespace fathom::ops {
+
+// Bytes of device memory free and in all.
+struct CudaMemory {
+  int64_t free = 0;
+  int64_t total = 0;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  // True when the process sees a device that the kernels run on (sm_90).
+  static bool Available();
+  // kUnavailable: no such device; says what was found.
+  static Expected<std::unique_ptr<CudaBackend>> Make();
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  // Device memory that lives as long as the backend, 256-byte aligned, not cleared.
+  // kResourceExhausted with the number of bytes and how many are free. `what` names the purpose.
+  Expected<std::byte*> Reserve(int64_t bytes, std::string_view what);
+  // From now on the device copy stands for `host` in the arguments of every op.
+  void Stand(const void* host, const void* device) { device_of_[host] = device; }
+  // Reserves the scratch of everything `run` (a forward pass of the largest step) does, without
+  // launching any of it: addresses in the step may be null. Ops share one scratch, for they share a
+  // stream. Without this call it grows when an op needs more.
+  void PlanScratch(const std::function<void()>& run);
+
+  CudaStream stream() const { return stream_; }
+  static CudaMemory Memory();
+
+  std::byte* Allocate(int64_t bytes) override;
+  DType ActivationType(Numerics numerics) const override {
+    return numerics == Numerics::kProduct ? DType::kBF16 : DType::kF32;
+  }
+  void ToHost(void* host, const void* data, int64_t bytes) override;
+  void FromHost(void* data, const void* host, int64_t bytes) override;
+  void Copy(void* to, const void* from, int64_t bytes) override;
+  void Fill(void* data, uint8_t value, int64_t bytes) override;
+  void Wait() override;
+
+  void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override;
+  void Embed(const EmbedArgs&) override;
+  void Linear(const LinearArgs&) override;
+  void RmsNorm(const RmsNormArgs&) override;
+  void NormRopeInsert(const NormRopeInsertArgs&) override;
+  void WindowCommit(const WindowCommitArgs&) override;
+  void Compressor(const CompressorArgs&) override;
+  void Indexer(const IndexerArgs&) override;
+  void SparseAttention(const SparseAttentionArgs&) override;
+  void OutputProjection(const OutputProjectionArgs&) override;
+  void HyperConnection(const HyperConnectionArgs&) override;
+  void Router(const RouterArgs&) override;
+  void Experts(const ExpertsArgs&) override;
+  void Head(const HeadArgs&) override;
+
+ private:
+  CudaBackend();
+
+  // The device address that stands for a host address; null stays null.
+  const void* Find(const void* host) const;
+  template <class T>
+  const T* At(const T* host) const {
+    return static_cast<const T*>(Find(host));
+  }
+  HyperConnectionSite At(const HyperConnectionSite& site) const;
+  void* Scratch(int64_t bytes);
+
+  CudaStream stream_ = nullptr;
+  std::vector<void*> memory_;
+  std::unordered_map<const void*, const void*> device_of_;
+  void* scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
+  bool planning_ = false;
+  // Copies from the host pass through pinned memory; `staged_` is the event after the last one.
+  void* staging_ = nullptr;
+  int64_t staging_bytes_ = 0;
+  CUevent_st* staged_ = nullptr;
+};
+
+}  // namespace fathom::ops
