@@ -66,13 +66,18 @@ __device__ bool IsScored(const IndexerParams& p, int32_t visible) {
   return p.top_k > 0 && (visible > p.top_k || (p.scores != nullptr && visible > 0));
 }
 
+// Queries are prepared where rows are scored, and all of them where scores are asked for.
+__device__ bool IsPrepared(const IndexerParams& p, int64_t token) {
+  return p.scores != nullptr || IsScored(p, VisibleRows(p, token));
+}
+
 // A warp per head: RoPE, then what the format of the keys asks for, and the head's weight.
 template <class T>
 __global__ void __launch_bounds__(256) PrepareQuery(const IndexerParams p) {
   const int64_t index = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   const int64_t token = index / p.heads;
   const int head = static_cast<int>(index % p.heads), lane = threadIdx.x % 32;
-  if (token >= p.step.num_tokens || !IsScored(p, VisibleRows(p, token))) return;
+  if (token >= p.step.num_tokens || !IsPrepared(p, token)) return;
   T* q = static_cast<T*>(p.q) + token * p.q_stride + head * kIndexDim;
   float v[4];
   LoadWarpRow(q, v, lane);
