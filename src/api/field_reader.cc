@@ -1,5 +1,6 @@
 #include "api/field_reader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -22,12 +23,26 @@ std::optional<int64_t> JsonInteger(const nlohmann::json& value) {
 }
 
 const nlohmann::json* FieldReader::Find(const char* key) const {
+  if (prefix_.empty()) asked_.push_back(key);
   const auto found = object_.find(key);
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
 void FieldReader::Refuse(const char* key, std::string message, Code code) {
   if (!error_) error_ = Error{code, Name(key) + " " + std::move(message), Name(key)};
+}
+
+std::vector<std::string_view> FieldReader::Unread() const {
+  std::vector<std::string_view> unread;
+  for (auto field = object_.begin(); field != object_.end(); ++field) {
+    const auto same = [&](const char* asked) { return field.key() == asked; };
+    if (std::none_of(asked_.begin(), asked_.end(), same)) unread.push_back(field.key());
+  }
+  return unread;
+}
+
+void FieldReader::MarkRead(std::initializer_list<const char*> keys) {
+  asked_.insert(asked_.end(), keys);
 }
 
 void FieldReader::Adopt(const FieldReader& inner) {

@@ -10,9 +10,11 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/ids.h"
@@ -49,6 +51,11 @@ class FieldReader {
   // Notes an error about `key` unless there is one already.
   void Refuse(const char* key, std::string message, Code code = Code::kInvalidArgument);
 
+  // The names of the object that nobody has asked for, in its order. Kept by readers of a whole
+  // body alone, those with an empty prefix; MarkRead adds names that are read elsewhere.
+  std::vector<std::string_view> Unread() const;
+  void MarkRead(std::initializer_list<const char*> keys);
+
   // Takes over the error of a reader of an inner object.
   void Adopt(const FieldReader& inner);
 
@@ -60,6 +67,7 @@ class FieldReader {
   const nlohmann::json& object_;
   std::string prefix_;
   std::optional<Error> error_;
+  mutable std::vector<const char*> asked_;
 };
 
 // The exact integer a JSON number stands for, if it is one that fits.

@@ -2,6 +2,7 @@
 #include <string_view>
 
 #include "api/openai_params.h"
+#include "api/unsupported_fields.h"
 
 namespace fathom {
 namespace {
@@ -140,6 +141,7 @@ Status CheckEffort(const std::string& effort, const std::string& name) {
 Status ReadThinking(const json& body, FieldReader& fields, const ServedModel& model,
                     ChatOptions* options, std::string* effort) {
   fields.String("reasoning_effort", effort);
+  fields.MarkRead({"thinking", "enable_thinking"});  // by ThinkingSwitch
   const json* kwargs = fields.Object("chat_template_kwargs");
   FATHOM_TRY(fields.status());
   FATHOM_TRY(CheckEffort(*effort, "reasoning_effort"));
@@ -203,6 +205,11 @@ void RefuseTools(FieldReader& fields) {
       functions != nullptr && !functions->empty()) {
     fields.Refuse("functions", "(tool calling) is not offered", Code::kUnimplemented);
   }
+  const json* call = fields.Find("function_call");
+  if (call != nullptr && *call != "none" && *call != "auto") {
+    fields.Refuse("function_call", "other than 'none' and 'auto' is not offered",
+                  Code::kUnimplemented);
+  }
 }
 
 }  // namespace
@@ -243,6 +250,7 @@ Expected<ChatRequest> ParseChatRequest(const json& body, const ServedModel& mode
   const char* limit = fields.Find("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   fields.Integer("max_tokens", 1, int64_t{1} << 40, &params.max_tokens);
   fields.Integer("max_completion_tokens", 1, int64_t{1} << 40, &params.max_tokens);
+  params.max_tokens_field = limit;
   CheckTokenLimits(fields, limit, &params);
   bool logprobs = false;
   int top = 0;
@@ -251,9 +259,16 @@ Expected<ChatRequest> ParseChatRequest(const json& body, const ServedModel& mode
   if (logprobs) params.logprobs = top;
   else if (top > 0) fields.Refuse("top_logprobs", "needs logprobs to be true");
   RefuseTools(fields);
+  RefuseUnsupportedInChat(fields);
   FATHOM_TRY(fields.status());
   FATHOM_TRY(ReadThinking(body, fields, model, &request.options, &request.reasoning_effort));
   FATHOM_TRY(ReadGenerationPrompt(fields, request.messages, &request.options));
+  if (params.echo && !request.options.continue_final_message) {
+    fields.Refuse("echo", "is offered in chats only with continue_final_message",
+                  Code::kUnimplemented);
+    FATHOM_TRY(fields.status());
+  }
+  LogIgnoredFields(fields);
   if (request.options.thinking && model.thinking_sampling == ThinkingSampling::kIgnore) {
     params.sampling.temperature = model.defaults.temperature;
     params.sampling.top_p = model.defaults.top_p;

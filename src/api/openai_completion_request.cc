@@ -1,4 +1,5 @@
 #include "api/openai_params.h"
+#include "api/unsupported_fields.h"
 
 namespace fathom {
 namespace {
@@ -88,15 +89,11 @@ Expected<CompletionRequest> ParseCompletionRequest(const json& body, const Serve
   CheckTokenLimits(fields, "max_tokens", &params);
   fields.Integer("logprobs", 0, kMaxLogprobs, &params.logprobs);
   fields.Bool("add_special_tokens", &request.add_special_tokens);
-  int best_of = params.n;
-  fields.Integer("best_of", 1, kMaxChoices, &best_of);
-  if (best_of != params.n) {
-    fields.Refuse("best_of", "other than n is not offered", Code::kUnimplemented);
-  }
   std::string suffix;
   fields.String("suffix", &suffix);
   if (!suffix.empty()) fields.Refuse("suffix", "is not offered", Code::kUnimplemented);
   FATHOM_TRY(fields.status());
+  LogIgnoredFields(fields);
   return request;
 }
 

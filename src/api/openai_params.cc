@@ -4,6 +4,8 @@
 #include <charconv>
 #include <limits>
 
+#include "api/unsupported_fields.h"
+
 namespace fathom {
 namespace {
 
@@ -65,30 +67,6 @@ void ReadStreamOptions(FieldReader& fields, GenerationParams* params) {
   fields.Adopt(inner);
 }
 
-// What is understood and not offered yet: refused by name rather than ignored, because the reply
-// would not be what was asked for.
-void RefuseUnsupported(FieldReader& fields) {
-  if (const json* format = fields.Object("response_format"); format != nullptr) {
-    const auto type = format->find("type");
-    if (type == format->end() || !type->is_string()) {
-      fields.Refuse("response_format", "needs a string 'type'");
-    } else if (*type != "text") {
-      fields.Refuse("response_format",
-                    fmt::format("of type '{}' is not offered; 'text' is", type->get<std::string>()),
-                    Code::kUnimplemented);
-    }
-  }
-  for (const char* key :
-       {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}) {
-    if (fields.Find(key) != nullptr) {
-      fields.Refuse(key, "(structured output) is not offered", Code::kUnimplemented);
-    }
-  }
-  bool beam = false;
-  fields.Bool("use_beam_search", &beam);
-  if (beam) fields.Refuse("use_beam_search", "is not offered", Code::kUnimplemented);
-}
-
 }  // namespace
 
 void ReadGenerationParams(FieldReader& fields, const ServedModel& model, GenerationParams* params) {
@@ -142,6 +120,11 @@ void ReadGenerationParams(FieldReader& fields, const ServedModel& model, Generat
   fields.String("user", &ignored);
   fields.String("cache_salt", &ignored);
   fields.Object("metadata");
+  int best_of = params->n;
+  fields.Integer("best_of", 1, kMaxChoices, &best_of);
+  if (best_of != params->n) {
+    fields.Refuse("best_of", "other than n is not offered", Code::kUnimplemented);
+  }
   RefuseUnsupported(fields);
 }
 

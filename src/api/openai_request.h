@@ -28,7 +28,8 @@ struct GenerationParams {
   bool continuous_usage = false;  // usage in every chunk
   bool include_progress = false;  // prompt_progress events while prefilling
   int n = 1;
-  std::optional<int64_t> max_tokens;  // absent: up to the context limit
+  std::optional<int64_t> max_tokens;            // absent: up to the context limit
+  const char* max_tokens_field = "max_tokens";  // the name the client used
   int64_t min_tokens = 0;
   bool ignore_eos = false;
   ops::SamplingParams sampling;

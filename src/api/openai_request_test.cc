@@ -2,9 +2,13 @@
 #include "api/openai_request.h"
 
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+
+#include <sstream>
 
 #include "api/json_text.h"
 #include "api/testing_tokenizer.h"
+#include "core/log.h"
 
 namespace fathom {
 namespace {
@@ -51,9 +55,9 @@ const std::vector<Field>& SharedFields() {
       {"min_tokens", Kind::kInteger, 1, {-1, 0.5}},
       {"prompt_logprobs", Kind::kInteger, 1, {-1, 21}},
       {"return_tokens_as_token_ids", Kind::kBool, true, {}},
-      {"echo", Kind::kBool, true, {}},
       {"return_token_ids", Kind::kBool, true, {}},
       {"priority", Kind::kInteger, -5, {1.5, int64_t{1} << 40}},
+      {"best_of", Kind::kInteger, 1, {0, 2}},
       {"user", Kind::kString, "u", {}},
       {"cache_salt", Kind::kString, "s", {}},
       {"metadata", Kind::kObject, json::object(), {}},
@@ -77,6 +81,7 @@ const std::vector<Field>& ChatFields() {
       {"add_generation_prompt", Kind::kBool, true, {}},
       {"continue_final_message", Kind::kBool, false, {true}},
       {"parallel_tool_calls", Kind::kBool, true, {}},
+      {"echo", Kind::kBool, false, {true}},
   };
   return fields;
 }
@@ -84,7 +89,7 @@ const std::vector<Field>& ChatFields() {
 const std::vector<Field>& CompletionFields() {
   static const std::vector<Field> fields = {
       {"max_tokens", Kind::kInteger, 5, {0, -1, 2.5}}, {"logprobs", Kind::kInteger, 3, {-1, 21}},
-      {"add_special_tokens", Kind::kBool, true, {}},   {"best_of", Kind::kInteger, 1, {0, 2}},
+      {"add_special_tokens", Kind::kBool, true, {}},   {"echo", Kind::kBool, true, {}},
       {"suffix", Kind::kString, "", {"tail"}},
   };
   return fields;
@@ -168,6 +173,78 @@ TEST_F(OpenAiRequest, UnknownFieldsAreIgnored) {
     body["made_up"] = {{"deep", json::array({1, 2})}};
     EXPECT_TRUE(Parse(chat, body));
   }
+}
+
+TEST_F(OpenAiRequest, FieldsThatWouldChangeTheReplyAreRefusedByName) {
+  struct Case {
+    const char* name;
+    json refused, neutral;
+    bool completions = true;
+  };
+  const json ids = json::array({65});
+  const json words = json::array({"a"});
+  const json none = json::array();
+  for (const Case& field : std::vector<Case>{
+           {"allowed_token_ids", ids, nullptr},
+           {"allowed_token_ids", none, nullptr},  // nothing allowed is not anything allowed
+           {"bad_words", words, none},
+           {"truncate_prompt_tokens", 0, nullptr},
+           {"truncate_prompt_tokens", 16, nullptr},
+           {"logits_processors", words, none},
+           {"thinking_token_budget", 0, nullptr},
+           {"modalities", json::array({"text", "audio"}), json::array({"text"})},
+           {"audio", {{"voice", "alloy"}}, nullptr},
+           {"prompt_embeds", "AA==", nullptr},
+           {"best_of", 2, 1},
+           {"guided_json", json::object(), nullptr},
+           {"guided_regex", "a*", nullptr},
+           {"guided_choice", words, nullptr},
+           {"guided_grammar", "root ::= 'a'", nullptr},
+           {"guided_json_object", true, false},
+           {"structured_outputs", {{"json", json::object()}}, nullptr},
+           {"use_beam_search", true, false},
+           {"chat_template", "{{ messages }}", "", false},
+           {"documents", json::array({json::object()}), none, false},
+           {"echo", true, false, false},
+           {"add_special_tokens", true, false, false},
+           {"include_reasoning", false, true, false},
+           {"web_search_options", json::object(), nullptr, false},
+           {"functions", json::array({{{"name", "f"}}}), none, false},
+           {"function_call", {{"name", "f"}}, "none", false},
+           {"function_call", 1, "auto", false},
+       }) {
+    for (const bool chat : {true, false}) {
+      if (!chat && !field.completions) continue;
+      json body = Base(chat);
+      body[field.name] = field.refused;
+      ExpectRefusal(chat, body, field.name);
+      EXPECT_EQ(Parse(chat, body).error().code, Code::kUnimplemented) << body;
+      for (const json& value : {field.neutral, json(nullptr)}) {
+        body[field.name] = value;
+        const Status status = Parse(chat, body);
+        EXPECT_TRUE(status) << body << ": " << status.error().message;
+      }
+    }
+  }
+}
+
+TEST_F(OpenAiRequest, IgnoredFieldsAreLoggedOncePerName) {
+  std::ostringstream text;
+  const auto sink = std::make_shared<spdlog::sinks::ostream_sink_mt>(text);
+  sink->set_pattern("%l %v");
+  const auto level = Log().level();
+  Log().sinks().push_back(sink);
+  Log().set_level(spdlog::level::debug);
+  json body = Base(true);
+  body.update(
+      {{"max_tokenz", 5}, {"a\nb", 1}, {"thinking", true}, {"max_tokens", 5}, {"n", nullptr}});
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Parse(true, body));
+  EXPECT_TRUE(Parse(false, {{"prompt", "a"}, {"max_tokenz", 5}}));
+  Log().set_level(spdlog::level::info);
+  EXPECT_TRUE(Parse(false, {{"prompt", "a"}, {"temprature", 5}}));
+  Log().set_level(level);
+  Log().sinks().pop_back();
+  EXPECT_EQ(text.str(), "debug ignored field 'a?b'\ndebug ignored field 'max_tokenz'\n");
 }
 
 TEST_F(OpenAiRequest, StreamOptionsNameTheInnerField) {
