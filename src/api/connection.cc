@@ -110,9 +110,9 @@ asio::awaitable<void> Connection::StopWatching() {
 }
 
 std::string Connection::Head(const HttpResponse& response, std::string_view framing) const {
-  std::string head =
-      fmt::format("HTTP/1.1 {} {}\r\nServer: fathom\r\nX-Request-Id: {}\r\n{}", response.status,
-                  HttpReason(response.status), request_id_, framing);
+  std::string head = fmt::format(
+      "HTTP/1.1 {} {}\r\nServer: fathom\r\nDate: {}\r\nX-Request-Id: {}\r\n{}", response.status,
+      HttpReason(response.status), HttpDate(std::time(nullptr)), request_id_, framing);
   if (response.status != 204) head += fmt::format("Content-Type: {}\r\n", response.content_type);
   for (const auto* list : {&common_headers_, &response.headers}) {
     for (const auto& [name, value] : *list) head += fmt::format("{}: {}\r\n", name, value);
@@ -146,6 +146,9 @@ asio::awaitable<bool> Connection::WriteAll(std::string data) {
 
 asio::awaitable<void> Connection::Send(HttpResponse response) {
   answered_ = true;
+  if (!response.note.empty()) {
+    Log().debug("request {} refused: status {}, {}", request_id_, response.status, response.note);
+  }
   if (response.close || handler_->closing()) keep_alive_ = false;
   std::string framing;
   if (response.status != 204) framing = fmt::format("Content-Length: {}\r\n", response.body.size());

@@ -16,7 +16,9 @@ Status CheckLength(size_t prompt_tokens, const GenerationParams& params, const c
   }
   const int64_t completion = std::max<int64_t>(1, params.max_tokens.value_or(1));
   if (prompt + completion <= model.max_model_len) return {};
-  return FailParam(Code::kContextLength, field,
+  // A prompt that fits by itself leaves max_tokens to be mended.
+  const bool fits = params.max_tokens && prompt < model.max_model_len;
+  return FailParam(Code::kContextLength, fits ? params.max_tokens_field : field,
                    "this model's maximum context length is {} tokens, but the request needs {}: {} "
                    "in {} and {} to generate",
                    model.max_model_len, prompt + completion, prompt, field, completion);

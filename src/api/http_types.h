@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -38,9 +39,13 @@ struct HttpResponse {
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;
   bool close = false;  // the connection ends after it
+  std::string note;    // of a refusal, for the log
 };
 
 std::string_view HttpReason(int status);
+
+// A Date header's value (RFC 9110 5.6.7): "Sun, 06 Nov 1994 08:49:37 GMT".
+std::string HttpDate(std::time_t time);
 
 // OpenAI's error shape with Retry-After where it applies.
 HttpResponse ErrorResponse(const ApiError& error);

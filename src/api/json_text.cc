@@ -50,6 +50,20 @@ bool TooDeep(std::string_view body) {
   return false;
 }
 
+// What the library found wrong, without its error numbers, its grammar's states and its quotation
+// of the input: "unexpected end of input; expected string literal at byte 2".
+std::string Cause(const nlohmann::json::exception& error) {
+  std::string_view what = error.what();
+  if (const size_t number = what.find("] "); number != what.npos) what.remove_prefix(number + 2);
+  const auto* parse = dynamic_cast<const nlohmann::json::parse_error*>(&error);
+  if (parse == nullptr) return std::string(what.substr(0, 80));
+  if (const size_t state = what.find(" - "); state != what.npos) what.remove_prefix(state + 3);
+  if (const size_t quoted = what.find("; last read"); quoted != what.npos) {
+    what = what.substr(0, quoted);
+  }
+  return fmt::format("{} at byte {}", what, parse->byte);
+}
+
 }  // namespace
 
 void AppendJsonString(std::string_view text, std::string* out) {
@@ -112,10 +126,7 @@ Expected<nlohmann::json> ParseJsonObject(std::string_view body) {
     }
     return value;
   } catch (const nlohmann::json::exception& error) {
-    // The library's text ends with a quotation of the input; the position is what helps.
-    std::string_view what = error.what();
-    if (const size_t end = what.find("; last read"); end != what.npos) what = what.substr(0, end);
-    return Fail(Code::kInvalidArgument, "the request body is not valid JSON: {}", what);
+    return Fail(Code::kInvalidArgument, "the body is not JSON: {}", Cause(error));
   }
 }
 

@@ -56,5 +56,21 @@ TEST(JsonText, BodiesAreObjectsOfBoundedDepth) {
   }
 }
 
+TEST(JsonText, ParseErrorsSayWhatAndWhere) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"{", "unexpected end of input; expected string literal at byte 2"},
+      {"{\"a\": 1,}", "unexpected '}'; expected string literal at byte 9"},
+      {"{\"a\": nul}", "invalid literal at byte 10"},
+      {"{\"a\": 1e999}", "number overflow parsing '1e999'"},
+      {"{} {}", "unexpected '{'; expected end of input at byte 4"},
+      {"{\"a\": \"\xff\"}", "invalid string: ill-formed UTF-8 byte at byte 8"},
+  };
+  for (const auto& [body, cause] : cases) {
+    const auto parsed = ParseJsonObject(body);
+    ASSERT_FALSE(parsed) << body;
+    EXPECT_EQ(parsed.error().message, "the body is not JSON: " + cause);
+  }
+}
+
 }  // namespace
 }  // namespace fathom
