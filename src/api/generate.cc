@@ -5,11 +5,13 @@
 
 #include "api/generate.h"
 
+#include <algorithm>
 #include <ctime>
 #include <optional>
 #include <random>
 #include <vector>
 
+#include "api/api_error.h"
 #include "api/generation.h"
 #include "api/reply_writer.h"
 #include "api/short_routes.h"
@@ -41,7 +43,7 @@ class Branches : public OutputSink {
         connection_(connection),
         generation_(generation),
         arrival_(arrival),
-        last_tokens_(generation.choices().size()) {}
+        times_(generation.choices().size()) {}
   Branches(const Branches&) = delete;
 
   ~Branches() override {
@@ -51,11 +53,16 @@ class Branches : public OutputSink {
       const bool given_up = !choice.finished() || choice.finish == "error";
       if (given_up) api_.model.engine->Cancel(ids_[i]);
       api_.metrics.CountFinished(choice.finished() ? choice.finish : "abort");
+      if (!given_up && choice.finish != "abort" && times_[i].first) {
+        api_.metrics.ObserveDecode(Seconds(*times_[i].last - *times_[i].first),
+                                   choice.completion_tokens);
+      }
     }
     if (!ids_.empty()) {
       const Usage usage = generation_.usage();
       api_.metrics.ObserveSizes(usage.prompt, usage.completion);
       api_.metrics.ObserveEndToEnd(Seconds(Clock::now() - arrival_));
+      LogEnd(usage);
     }
   }
 
@@ -75,14 +82,17 @@ class Branches : public OutputSink {
   void OnOutput(size_t choice, Output output) override {
     if (!output.tokens.empty()) {
       const Clock::time_point now = Clock::now();
-      std::optional<Clock::time_point>& last = last_tokens_[choice];
-      if (last) {
-        api_.metrics.ObserveInterToken(Seconds(now - *last));
-      } else if (!any_tokens_) {
-        any_tokens_ = true;
+      Times& times = times_[choice];
+      if (times.last) {
+        api_.metrics.ObserveInterToken(Seconds(now - *times.last));
+      } else if (!first_token_) {
+        first_token_ = now;
         api_.metrics.ObserveFirstToken(Seconds(now - arrival_));
       }
-      last = now;
+      if (!times.first) times.first = now;
+      times.last = now;
+    } else if (output.finish == FinishReason::kStop && times_[choice].first) {
+      times_[choice].last = Clock::now();  // the end token is counted and not delivered
     }
     if (generation_.Accept(choice, std::move(output))) api_.model.engine->Cancel(ids_[choice]);
   }
@@ -98,14 +108,49 @@ class Branches : public OutputSink {
   }
 
  private:
+  struct Times {
+    std::optional<Clock::time_point> first, last;  // tokens of a choice
+  };
+
+  // One line per request. Its rate is that of all choices together after the first token.
+  void LogEnd(const Usage& usage) const {
+    std::string finish;
+    for (const Choice& choice : generation_.choices()) {
+      const std::string& reason = choice.finished() ? choice.finish : "abort";
+      if (finish.empty()) finish = reason;
+      else if (finish != reason) finish = "mixed";
+    }
+    // A stream that has begun has said 200, whatever came after it.
+    int status = 200;
+    if (connection_.disconnected()) status = 499;
+    else if (!connection_.streaming() && generation_.error() != nullptr) {
+      status = ToApiError(*generation_.error()).status;
+    }
+    Clock::time_point last = arrival_;
+    for (const Times& times : times_) last = std::max(last, times.last.value_or(last));
+    const double seconds = first_token_ ? Seconds(last - *first_token_) : 0;
+    const int64_t later = usage.completion - static_cast<int64_t>(times_.size());
+    Log().info(
+        "request {} {}: prompt {} tokens ({} cached), completion {}, first token {}, {}, finish "
+        "{}, status {}",
+        connection_.request_id(),
+        generation_.plan().chat ? "/v1/chat/completions" : "/v1/completions", usage.prompt,
+        usage.cached, usage.completion,
+        first_token_ ? fmt::format("{:.3f} s", Seconds(*first_token_ - arrival_)) : "none",
+        seconds > 0 && later > 0
+            ? fmt::format("{:.1f} tokens/s", static_cast<double>(later) / seconds)
+            : "no rate",
+        finish, status);
+  }
+
   ApiContext& api_;
   std::shared_ptr<Bridge> bridge_;
   Connection& connection_;
   Generation& generation_;
   Clock::time_point arrival_;
   std::vector<RequestId> ids_;
-  std::vector<std::optional<Clock::time_point>> last_tokens_;
-  bool any_tokens_ = false;
+  std::vector<Times> times_;
+  std::optional<Clock::time_point> first_token_;  // of any choice
 };
 
 // Fails the request when the engine has stood still for too long.

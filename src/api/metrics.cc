@@ -39,6 +39,11 @@ struct Metrics::Impl {
                    "Seconds between two deliveries of tokens of one choice.", kInterToken);
     end_to_end = &Histogram("e2e_request_latency_seconds",
                             "Seconds from a request's arrival to its end.", kEndToEnd);
+    decode = &Histogram("request_decode_time_seconds",
+                        "Seconds from the first to the last token of a choice.", kEndToEnd);
+    per_token =
+        &Histogram("request_time_per_output_token_seconds",
+                   "Mean seconds per token of a choice, the first one left out.", kInterToken);
     prompt_size = &Histogram("request_prompt_tokens", "Prompt tokens of a request.", kTokens);
     generated_size =
         &Histogram("request_generation_tokens", "Generated tokens of a request.", kTokens);
@@ -125,6 +130,8 @@ struct Metrics::Impl {
   prometheus::Histogram* first_token;
   prometheus::Histogram* inter_token;
   prometheus::Histogram* end_to_end;
+  prometheus::Histogram* decode;
+  prometheus::Histogram* per_token;
   prometheus::Histogram* prompt_size;
   prometheus::Histogram* generated_size;
   prometheus::Family<prometheus::Counter>* success;
@@ -142,6 +149,11 @@ void Metrics::ObserveInterToken(double seconds) {
 }
 void Metrics::ObserveEndToEnd(double seconds) {
   impl_->end_to_end->Observe(seconds);
+}
+
+void Metrics::ObserveDecode(double seconds, int64_t tokens) {
+  impl_->decode->Observe(seconds);
+  if (tokens > 1) impl_->per_token->Observe(seconds / static_cast<double>(tokens - 1));
 }
 
 void Metrics::ObserveSizes(int64_t prompt_tokens, int64_t generated_tokens) {

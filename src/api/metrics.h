@@ -18,6 +18,8 @@ class Metrics {
   void ObserveFirstToken(double seconds);  // from the request's arrival
   void ObserveInterToken(double seconds);  // between two deliveries of one choice
   void ObserveEndToEnd(double seconds);    // of a whole request
+  // A finished choice: seconds from its first to its last token, which were so many.
+  void ObserveDecode(double seconds, int64_t tokens);
   void ObserveSizes(int64_t prompt_tokens, int64_t generated_tokens);
   void CountFinished(const std::string& reason);  // stop, length, abort, error
 

@@ -7,12 +7,16 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <optional>
+#include <string>
 #include <thread>
 #include <unordered_set>
 
 #include "api/api_context.h"
 #include "api/api_handler.h"
+#include "api/throughput_log.h"
 #include "core/log.h"
 
 namespace fathom {
@@ -72,6 +76,7 @@ struct Server::Impl {
       threads.push_back(std::make_unique<IoThread>(api));
     }
     acceptor = std::make_unique<tcp::acceptor>(*threads.front()->io);
+    report_time = std::make_unique<asio::steady_timer>(*threads.front()->io);
   }
 
   Status Listen() {
@@ -108,8 +113,25 @@ struct Server::Impl {
     }
   }
 
+  // A line in the log every log_interval while anything runs.
+  asio::awaitable<void> ReportThroughput() {
+    ThroughputLog throughput;
+    throughput.Line(api.model.engine->stats(), 1);  // counts from now on
+    for (Clock::time_point last = Clock::now(); !api.stopping;) {
+      report_time->expires_after(api.options.log_interval);
+      co_await report_time->async_wait(asio::as_tuple(asio::use_awaitable));
+      const Clock::time_point now = Clock::now();
+      const double seconds = std::chrono::duration<double>(now - last).count();
+      last = now;
+      const std::optional<std::string> line =
+          throughput.Line(api.model.engine->stats(), std::max(seconds, 1e-3));
+      if (line && !api.stopping) Log().info("{}", *line);
+    }
+  }
+
   void Run() {
     asio::co_spawn(*threads.front()->io, Accept(), asio::detached);
+    asio::co_spawn(*threads.front()->io, ReportThroughput(), asio::detached);
     for (auto& io : threads) {
       io->thread = std::thread([loop = io->io] { loop->run(); });
     }
@@ -121,7 +143,10 @@ struct Server::Impl {
       io->bridge->Close();
       asio::post(*io->io, [this, thread = io.get()] {
         error_code ignored;
-        if (thread == threads.front().get()) acceptor->close(ignored);
+        if (thread == threads.front().get()) {
+          acceptor->close(ignored);
+          report_time->cancel();
+        }
         for (Connection* connection : thread->connections) connection->Abort();
       });
       io->work.reset();
@@ -136,11 +161,13 @@ struct Server::Impl {
       io->io->poll();  // what the engine posted last
     }
     acceptor.reset();
+    report_time.reset();
   }
 
   ApiContext api;
   std::vector<std::unique_ptr<IoThread>> threads;
   std::unique_ptr<tcp::acceptor> acceptor;
+  std::unique_ptr<asio::steady_timer> report_time;
   int port = 0;
 };
 

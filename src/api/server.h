@@ -29,7 +29,8 @@ struct ServerOptions {
   std::vector<std::string> allowed_origins;  // CORS; "*" allows all; empty: no CORS headers
   std::string metrics_prefix = "vllm:";
   HttpLimits limits;
-  std::chrono::milliseconds heartbeat{5'000};  // ": heartbeat" into a silent stream
+  std::chrono::milliseconds heartbeat{5'000};      // ": heartbeat" into a silent stream
+  std::chrono::milliseconds log_interval{10'000};  // between lines about throughput
   // Work exists and no step ends for so long: /health answers 503.
   std::chrono::milliseconds unhealthy_after{60'000};
   // ... and for so long: the requests in progress fail.

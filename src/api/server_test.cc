@@ -2,15 +2,19 @@
 // disconnects, overload, drain.
 #include "api/server.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
 
 #include <atomic>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "api/testing_client.h"
 #include "api/testing_model.h"
+#include "core/log.h"
 
 namespace fathom {
 namespace {
@@ -81,6 +85,8 @@ class ServerTest : public ::testing::Test {
 TEST_F(ServerTest, ShortRoutes) {
   Start();
   EXPECT_EQ(Get("/health").status, 200);
+  EXPECT_NE(Get("/health").head.find("\r\nDate: "), std::string::npos);
+  EXPECT_EQ(HttpDate(784111777), "Sun, 06 Nov 1994 08:49:37 GMT");
   EXPECT_EQ(Get("/ping").status, 200);
   EXPECT_EQ(json::parse(Get("/load").body)["server_load"], 0);
   EXPECT_TRUE(json::parse(Get("/version").body).contains("version"));
@@ -99,6 +105,72 @@ TEST_F(ServerTest, ShortRoutes) {
         "vllm:pool_units_used", "vllm:oldest_waiting_seconds"}) {
     EXPECT_NE(metrics.body.find(name), std::string::npos) << name;
   }
+}
+
+// Collects what is logged at `level` and above.
+class LogCapture {
+ public:
+  explicit LogCapture(spdlog::level::level_enum level) : before_(Log().level()) {
+    sink_->set_pattern("%l %v");
+    Log().sinks().push_back(sink_);
+    Log().set_level(level);
+  }
+  ~LogCapture() {
+    Log().set_level(before_);
+    Log().sinks().pop_back();
+  }
+  LogCapture(const LogCapture&) = delete;
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+  std::shared_ptr<spdlog::sinks::ostream_sink_mt> sink_ =
+      std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
+  spdlog::level::level_enum before_;
+};
+
+TEST_F(ServerTest, LogsRequestsRefusalsAndThroughput) {
+  const LogCapture log(spdlog::level::debug);
+  ServerOptions options;
+  options.log_interval = milliseconds(5);
+  Start(Endless(), options);
+  EXPECT_EQ(Post(kChat, Chat("hi", {{"max_tokens", 20}}), "X-Request-Id: r-1\r\n").status, 200);
+  EXPECT_EQ(Post(kChat, Chat("hi", {{"temperature", 9}}), "X-Request-Id: r-2\r\n").status, 400);
+  Raw("GET /nothing HTTP/1.1\r\nX-Request-Id: r-3\r\n\r\n");
+  EXPECT_EQ(Post("/v1/completions", {{"prompt", "ab"}, {"max_tokens", 3}, {"stream", true}},
+                 "X-Request-Id: r-4\r\n")
+                .status,
+            200);
+  ExpectIdle();
+  server_.reset();  // its threads have logged what they had to
+  const std::string text = log.text();
+  EXPECT_THAT(text, ::testing::ContainsRegex(
+                        "info request r-1 /v1/chat/completions: prompt [0-9]+ tokens \\(0 "
+                        "cached\\), completion 20, first token 0[.][0-9]+ s, [0-9.]+ tokens/s, "
+                        "finish length, status 200\n"));
+  EXPECT_THAT(
+      text, ::testing::HasSubstr("debug request r-2 refused: status 400, code invalid_value, param "
+                                 "temperature\n"));
+  EXPECT_THAT(text, ::testing::HasSubstr(
+                        "debug request r-3 refused: status 404, code not_found, param none\n"));
+  EXPECT_THAT(text, ::testing::HasSubstr("info request r-4 /v1/completions: prompt 2 tokens"));
+  EXPECT_THAT(text, ::testing::ContainsRegex(
+                        "info prompt [0-9.]+ tokens/s, generation [0-9.]+ tokens/s, running 1, "
+                        "waiting 0, blocks [1-9]"));
+}
+
+TEST_F(ServerTest, DecodeTimesAreObservedPerChoice) {
+  Start(Endless());
+  EXPECT_EQ(Post(kChat, Chat("hi", {{"max_tokens", 5}, {"n", 2}})).status, 200);
+  EXPECT_EQ(Post(kChat, Chat("hi", {{"max_tokens", 1}})).status, 200);
+  ExpectIdle();
+  const std::string text = Get("/metrics").body;
+  const auto count = [&](const std::string& name) {
+    const size_t at = text.find("\n" + name + "_count{");
+    return at == text.npos ? -1 : std::stoi(text.substr(text.find("} ", at) + 2));
+  };
+  EXPECT_EQ(count("vllm:request_decode_time_seconds"), 3);
+  EXPECT_EQ(count("vllm:request_time_per_output_token_seconds"), 2);  // one token has no rate
 }
 
 TEST_F(ServerTest, TokenizeRoundTrip) {
@@ -269,8 +341,14 @@ TEST_F(ServerTest, ErrorsBeforeWork) {
   reply = Post(kChat, Chat(std::string(200, 'x'), {{"stream", true}}));
   EXPECT_EQ(reply.status, 400);
   EXPECT_EQ(json::parse(reply.body)["error"]["code"], "context_length_exceeded");
-  reply = Post(kChat, Chat("x", {{"max_tokens", 100}}));
-  EXPECT_EQ(json::parse(reply.body)["error"]["code"], "context_length_exceeded");
+  EXPECT_EQ(json::parse(reply.body)["error"]["param"], "messages");
+  for (const char* field : {"max_tokens", "max_completion_tokens"}) {
+    reply = Post(kChat, Chat("x", {{field, 100}}));
+    EXPECT_EQ(json::parse(reply.body)["error"]["code"], "context_length_exceeded");
+    EXPECT_EQ(json::parse(reply.body)["error"]["param"], field);
+  }
+  reply = Post("/v1/completions", {{"prompt", "x"}, {"max_tokens", 100}});
+  EXPECT_EQ(json::parse(reply.body)["error"]["param"], "max_tokens");
   EXPECT_EQ(model_->engine->stats().steps, 0u);
 }
 
