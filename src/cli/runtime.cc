@@ -236,7 +236,17 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   if (options.model.empty()) {
     FATHOM_ASSIGN(runtime->directory, DemoModelDirectory());
   } else {
+    if (options.model.ends_with(".gguf")) {
+      return FailParam(Code::kInvalidArgument, "model",
+                       "{}: GGUF is not supported; MODEL is a directory of safetensors files with "
+                       "config.json, or org/name",
+                       options.model);
+    }
     FATHOM_ASSIGN(runtime->directory, ResolveModel(options.model));
+  }
+  if (std::error_code error; !fs::exists(runtime->directory + "/config.json", error)) {
+    return FailParam(Code::kNotFound, "model", "no model in {}: config.json is missing",
+                     runtime->directory);
   }
   const std::string& directory = runtime->directory;
   FATHOM_ASSIGN(runtime->config, LoadModelConfig(directory));

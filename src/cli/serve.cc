@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <chrono>
 #include <cstdio>
@@ -95,6 +96,40 @@ Status CheckOptions(const ServeOptions& options) {
   return positive("--stall-seconds", options.stall_seconds);
 }
 
+// Fails when the server could not listen, before minutes go into loading weights. The socket is
+// given back: a server listens only when it can answer.
+Status TryToListen(const ServeOptions& options) {
+  using boost::asio::ip::tcp;
+  boost::system::error_code error;
+  boost::asio::io_context io;
+  tcp::resolver resolver(io);
+  std::string name = options.host;
+  if (name.size() > 2 && name.front() == '[' && name.back() == ']') {
+    name = name.substr(1, name.size() - 2);
+  }
+  const auto found = resolver.resolve(name, std::to_string(options.port), error);
+  if (error || found.empty()) {
+    return FailParam(Code::kInvalidArgument, "--host", "--host '{}': {}", options.host,
+                     error.message());
+  }
+  const tcp::endpoint endpoint = found.begin()->endpoint();
+  tcp::acceptor acceptor(io);
+  acceptor.open(endpoint.protocol(), error);
+  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(1, error);
+  if (!error) return {};
+  return FailParam(Code::kUnavailable, "--port", "cannot listen on {}:{}: {}", options.host,
+                   options.port, error.message());
+}
+
+// The host part of a URL a person can open.
+std::string ShownHost(const std::string& host) {
+  if (host == "0.0.0.0") return "127.0.0.1";
+  if (host == "::" || host == "[::]") return "[::1]";
+  return host.find(':') != std::string::npos && host.front() != '[' ? "[" + host + "]" : host;
+}
+
 // Runs in a thread of its own from before the model is loaded, so that a signal during the load
 // ends the process instead of waiting for it.
 class Signals {
@@ -133,6 +168,7 @@ Status RunServe(const ServeOptions& options) {
   FATHOM_TRY(CheckOptions(options));
   FATHOM_ASSIGN(ServedModel model, MakeServedModel(options));
   Signals signals;
+  FATHOM_TRY(TryToListen(options));
   const auto start = std::chrono::steady_clock::now();
   FATHOM_ASSIGN(const std::unique_ptr<Runtime> runtime, LoadRuntime(options.runtime));
   model.engine = runtime->engine.get();
@@ -153,8 +189,8 @@ Status RunServe(const ServeOptions& options) {
   FATHOM_ASSIGN(const std::unique_ptr<Server> server,
                 Server::Start(MakeServerOptions(options), std::move(model)));
   signals.Serving();
-  const std::string shown = options.host == "0.0.0.0" ? "127.0.0.1" : options.host;
-  fmt::print(stderr, "fathom: ready at http://{}:{} after {:.1f} s\n", shown, server->port(),
+  fmt::print(stderr, "fathom: ready at http://{}:{} after {:.1f} s\n", ShownHost(options.host),
+             server->port(),
              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   std::fflush(stderr);
 
