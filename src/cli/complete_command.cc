@@ -1,6 +1,7 @@
 // `fathom complete`: one prompt, one answer, no server.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <memory>
 #include <vector>
 
@@ -67,7 +68,7 @@ Status RunComplete(const CompleteOptions& options, Command& command) {
   generate.plain_text = options.raw;
   ProgressBar bar("reading");
   const InterruptScope interrupt;
-  bool ends_line = true;
+  bool ends_line = true, wrote = false;
   FATHOM_ASSIGN(
       const GenerateStats stats,
       RunGeneration(*runtime, std::move(prompt), generate,
@@ -78,13 +79,18 @@ Status RunComplete(const CompleteOptions& options, Command& command) {
                            fmt::print(stderr, "{}", delta.reasoning);
                            fmt::print("{}", delta.content);
                            std::fflush(stdout);
+                           wrote = wrote || !delta.content.empty();
                            if (!delta.content.empty()) ends_line = delta.content.back() == '\n';
                          }}));
   bar.Clear();
   if (!ends_line) fmt::print("\n");
   std::fflush(stdout);
   if (options.stats) fmt::print(stderr, "{}\n", stats.Describe());
-  if (stats.finish == FinishReason::kCancelled) return Fail(Code::kCancelled, "interrupted");
+  if (stats.finish == FinishReason::kCancelled) {
+    // After an answer cut off its line has ended above; otherwise the terminal shows "^C" there.
+    if (!wrote) fmt::print(stderr, "\n");
+    return Fail(Code::kCancelled, "interrupted");
+  }
   return {};
 }
 
@@ -108,7 +114,9 @@ void AddCompleteCommand(CLI::App& app, int* exit_code) {
   AddModelFlags(*command, options->model, ModelArgument::kFlag);
   command->OnRun(exit_code, [options](Command& self) {
     const Status status = RunComplete(*options, self);
-    return status ? 0 : ReportError(status.error());
+    if (status) return 0;
+    const int failed = ReportError(status.error());
+    return status.error().code == Code::kCancelled ? 128 + SIGINT : failed;
   });
 }
 

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <memory>
 
+#include "text/utf8.h"
+
 namespace fathom {
 namespace {
 
@@ -16,6 +18,9 @@ Expected<std::string> ReadAll(std::FILE* file, const std::string& name) {
   while ((got = std::fread(buffer, 1, sizeof buffer, file)) > 0) text.append(buffer, got);
   if (std::ferror(file) != 0) {
     return Fail(Code::kDataLoss, "{}: {}", name, std::strerror(errno));
+  }
+  if (text.find('\0') != std::string::npos || !IsValidUtf8(text)) {
+    return Fail(Code::kInvalidArgument, "{}: is not UTF-8 text", name);
   }
   return text;
 }
