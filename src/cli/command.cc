@@ -8,11 +8,17 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "cli/config_file.h"
 
 namespace fathom {
 namespace {
+
+std::string ToLower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
 
 std::string ToUpper(std::string text) {
   for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -21,7 +27,13 @@ std::string ToUpper(std::string text) {
 
 // Quoted when plain YAML would read it as something else than the same string.
 std::string YamlScalar(const std::string& text) {
-  const bool plain = !text.empty() &&
+  const bool control =
+      std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  if (control) {  // a double-quoted scalar is the only one that keeps line breaks
+    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+  const bool plain = !text.empty() && text != "null" && text != "~" && text != "Null" &&
+                     text != "NULL" &&
                      text.find_first_of(":#{}[]&*!|>'\"%@`,\n ") == std::string::npos &&
                      text[0] != '-' && text[0] != '?';
   if (plain) return text;
@@ -33,8 +45,64 @@ std::string YamlScalar(const std::string& text) {
   return quoted + "'";
 }
 
+// The setting's name: the first spelling of `flag` without its dashes.
 std::string KeyOf(const std::string& flag) {
-  return flag.substr(flag.find_first_not_of('-'));
+  const std::string first = flag.substr(0, flag.find(','));
+  return first.substr(first.find_first_not_of('-'));
+}
+
+// The texts of a JSON list; nothing when `text` is none.
+std::optional<std::vector<std::string>> JsonTexts(const std::string& text) {
+  if (text.empty() || text.front() != '[') return std::nullopt;
+  const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
+  if (!list.is_array()) return std::nullopt;
+  std::vector<std::string> texts;
+  for (const nlohmann::json& item : list) {
+    if (!item.is_string()) return std::nullopt;
+    texts.push_back(item.get<std::string>());
+  }
+  return texts;
+}
+
+// Insertions, removals and replacements that make `a` of `b`.
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j < row.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row.back();
+}
+
+// "; did you mean --port?" when a flag of `command` is near.
+std::string NearestFlag(const CLI::App& command, const std::string& flag) {
+  std::string nearest;
+  size_t best = std::max<size_t>(2, flag.size() / 4) + 1;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      const size_t distance = EditDistance("--" + name, flag);
+      if (distance >= best) continue;
+      best = distance;
+      nearest = "--" + name;
+    }
+  }
+  return nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest);
+}
+
+double Number(const std::string& flag, const std::string& text) {
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end || !std::isfinite(number)) {
+    throw CLI::ValidationError(flag, fmt::format("'{}' is not a number", text));
+  }
+  return number;
 }
 
 void CheckRange(const std::string& flag, double value, double low, double high) {
@@ -44,7 +112,9 @@ void CheckRange(const std::string& flag, double value, double low, double high) 
                              : fmt::format("{} is not between {} and {}", value, low, high));
 }
 
-int64_t CountInRange(const std::string& flag, const std::string& text, int64_t low, int64_t high) {
+int64_t CountInRange(const std::string& flag, const std::string& text, int64_t low, int64_t high,
+                     bool automatic) {
+  if (automatic && (ToLower(text) == "auto" || text == "-1")) return 0;
   Expected<int64_t> count = ParseCount(text);
   if (!count) throw CLI::ValidationError(flag, count.error().message);
   if (*count < low || *count > high) {
@@ -69,7 +139,9 @@ Command::Setting& Command::Register(const std::string& flag, CLI::Option* option
                                     std::function<std::string()> show) {
   auto setting = std::make_unique<Setting>();
   setting->key = KeyOf(flag);
-  setting->environment = EnvironmentName(setting->key);
+  for (const std::string& name : option->get_lnames()) {
+    if (name != setting->key && name != "no-" + setting->key) setting->aliases.push_back(name);
+  }
   setting->option = option;
   setting->show = std::move(show);
   settings_.push_back(std::move(setting));
@@ -78,7 +150,10 @@ Command::Setting& Command::Register(const std::string& flag, CLI::Option* option
 
 Command::Setting* Command::Find(const std::string& key) {
   for (auto& setting : settings_) {
-    if (setting->key == key) return setting.get();
+    const auto& aliases = setting->aliases;
+    if (setting->key == key || std::find(aliases.begin(), aliases.end(), key) != aliases.end()) {
+      return setting.get();
+    }
   }
   return nullptr;
 }
@@ -91,9 +166,21 @@ void Command::Text(const std::string& flag, std::string& value, const std::strin
 }
 
 void Command::List(const std::string& flag, std::vector<std::string>& value,
-                   const std::string& type, const std::string& help, bool several) {
-  CLI::Option* option = app_->add_option(flag, value, help)->type_name(type);
-  option->allow_extra_args(several);
+                   const std::string& type, const std::string& help) {
+  const auto take = [flag, type, &value](const CLI::results_t& results) {
+    std::vector<std::string> items;
+    for (const std::string& result : results) {
+      const auto texts = JsonTexts(result).value_or(std::vector<std::string>{result});
+      items.insert(items.end(), texts.begin(), texts.end());
+    }
+    if (std::find(items.begin(), items.end(), "") != items.end()) {
+      throw CLI::ValidationError(flag, type + " must not be empty");
+    }
+    value = std::move(items);
+    return true;
+  };
+  CLI::Option* option = app_->add_option(flag, take, help)->type_name(type)->type_size(1);
+  option->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   Register(flag, option, [&value] {
     std::vector<std::string> items;
     for (const std::string& item : value) items.push_back(YamlScalar(item));
@@ -102,16 +189,21 @@ void Command::List(const std::string& flag, std::vector<std::string>& value,
 }
 
 void Command::Choice(const std::string& flag, std::string& value,
-                     const std::vector<std::string>& choices, const std::string& help) {
+                     const std::vector<std::string>& choices, const std::string& help,
+                     const std::map<std::string, std::string>& synonyms) {
   CLI::Option* option =
       app_->add_option_function<std::string>(
               flag,
-              [flag, &value, choices](const std::string& text) {
-                if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+              [flag, &value, choices, synonyms](const std::string& text) {
+                std::string chosen = ToLower(text);
+                if (const auto other = synonyms.find(chosen); other != synonyms.end()) {
+                  chosen = other->second;
+                }
+                if (std::find(choices.begin(), choices.end(), chosen) == choices.end()) {
                   throw CLI::ValidationError(
                       flag, fmt::format("'{}' is not one of {}", text, fmt::join(choices, ", ")));
                 }
-                value = text;
+                value = chosen;
               },
               help)
           ->type_name(fmt::format("{{{}}}", fmt::join(choices, ",")))
@@ -120,11 +212,11 @@ void Command::Choice(const std::string& flag, std::string& value,
 }
 
 void Command::Count(const std::string& flag, int64_t& value, int64_t low, int64_t high,
-                    const std::string& help) {
+                    const std::string& help, bool automatic) {
   CLI::Option* option = app_->add_option_function<std::string>(
                                 flag,
-                                [flag, &value, low, high](const std::string& text) {
-                                  value = CountInRange(flag, text, low, high);
+                                [flag, &value, low, high, automatic](const std::string& text) {
+                                  value = CountInRange(flag, text, low, high, automatic);
                                 },
                                 help)
                             ->type_name("N");
@@ -137,7 +229,8 @@ void Command::Count(const std::string& flag, int& value, int64_t low, int64_t hi
   CLI::Option* option = app_->add_option_function<std::string>(
                                 flag,
                                 [flag, &value, low, high](const std::string& text) {
-                                  value = static_cast<int>(CountInRange(flag, text, low, high));
+                                  value =
+                                      static_cast<int>(CountInRange(flag, text, low, high, false));
                                 },
                                 help)
                             ->type_name("N");
@@ -147,9 +240,10 @@ void Command::Count(const std::string& flag, int& value, int64_t low, int64_t hi
 
 void Command::Real(const std::string& flag, double& value, double low, double high,
                    const std::string& help) {
-  CLI::Option* option = app_->add_option_function<double>(
+  CLI::Option* option = app_->add_option_function<std::string>(
                                 flag,
-                                [flag, &value, low, high](const double& number) {
+                                [flag, &value, low, high](const std::string& text) {
+                                  const double number = Number(flag, text);
                                   CheckRange(flag, number, low, high);
                                   value = number;
                                 },
@@ -171,11 +265,25 @@ void Command::Positional(const std::string& name, std::string& value, const std:
   setting.positional = true;
 }
 
-void Command::NoEffect(const std::string& flag, bool is_switch, const std::string& why) {
+void Command::NoEffect(const std::string& flag, bool is_switch, const std::string& why,
+                       const std::vector<std::string>& accepted) {
   auto text = std::make_shared<std::string>();
-  CLI::Option* option = is_switch
-                            ? app_->add_flag(fmt::format("{},!--no-{}", flag, KeyOf(flag)), *text)
-                            : app_->add_option(flag, *text);
+  const std::function<void(const std::string&)> take = [flag, text, why,
+                                                        accepted](const std::string& given) {
+    if (!accepted.empty() && std::find(accepted.begin(), accepted.end(), given) == accepted.end()) {
+      throw CLI::ValidationError(flag, fmt::format("'{}' is not supported: {}", given, why));
+    }
+    *text = given;
+  };
+  CLI::Option* option = nullptr;
+  if (is_switch) {
+    const std::function<void(int64_t)> take_switch = [take](int64_t count) {
+      take(count > 0 ? "true" : "false");
+    };
+    option = app_->add_flag(fmt::format("{},!--no-{}", flag, KeyOf(flag)), take_switch);
+  } else {
+    option = app_->add_option_function<std::string>(flag, take);
+  }
   option->group("");  // not in the help text: it does nothing
   Setting& setting = Register(flag, option, [text] { return YamlScalar(*text); });
   setting.is_switch = is_switch;
@@ -187,7 +295,9 @@ void Command::Secret(const std::string& flag) {
 }
 
 void Command::Hide(const std::string& flag) {
-  Find(KeyOf(flag))->option->group("");
+  Setting* setting = Find(KeyOf(flag));
+  setting->hidden = true;
+  setting->option->group("");
 }
 
 void Command::Apply(Setting& setting, const std::string& text, Origin origin,
@@ -200,14 +310,19 @@ void Command::Apply(Setting& setting, const std::string& text, Origin origin,
       const int64_t flag = CLI::detail::to_flag_value(text);
       option->add_result(flag > 0 ? "true" : "false");
     } else if (setting.is_list) {
-      for (const std::string& item : CLI::detail::split(text, ',')) option->add_result(item);
+      const auto texts = JsonTexts(text);
+      if (texts && texts->empty()) return;
+      for (const std::string& item : texts.value_or(CLI::detail::split(text, ','))) {
+        option->add_result(item);
+      }
     } else {
       option->add_result(text);
     }
     option->run_callback();
   } catch (const std::exception& error) {
     throw CLI::ValidationError(
-        name, fmt::format("'{}' does not fit {}: {}", text, setting.key, error.what()));
+        name, fmt::format("'{}' does not fit {}: {}", setting.secret ? "(hidden)" : text,
+                          setting.key, error.what()));
   }
 }
 
@@ -218,11 +333,22 @@ void Command::Resolve() {
       setting->origin_name = setting->positional ? "argument" : "--" + setting->key;
       continue;
     }
-    const char* text = std::getenv(setting->environment.c_str());
-    if (text == nullptr || *text == '\0') continue;
-    Apply(*setting, text, Origin::kEnvironment, setting->environment);
+    std::vector<std::string> names = {setting->key};
+    names.insert(names.end(), setting->aliases.begin(), setting->aliases.end());
+    for (const std::string& key : names) {
+      const std::string name = EnvironmentName(key);
+      const char* text = std::getenv(name.c_str());
+      // An empty variable is one that is not set, but an empty secret is a mistake, and not one to
+      // be taken for "no secret".
+      if (text == nullptr || (*text == '\0' && !setting->secret)) continue;
+      Apply(*setting, text, Origin::kEnvironment, name);
+      break;
+    }
   }
-  if (config_path_.empty()) return;
+  if (config_path_.empty()) {
+    if (origin("--config") == Origin::kDefault) return;
+    throw CLI::ValidationError("--config", "FILE must not be empty");
+  }
   Expected<std::vector<ConfigEntry>> entries =
       ReadConfigFile(config_path_, [this](const std::string& key) { return Find(key) != nullptr; });
   if (!entries) throw CLI::ValidationError("--config", entries.error().message);
@@ -258,8 +384,13 @@ std::string Command::PrintConfig() const {
     if (setting->key == "config" || setting->key == "print-config") continue;
     if (!setting->no_effect.empty() && setting->origin == Origin::kDefault) continue;
     const std::string value = setting->show();
-    const bool hidden = setting->secret && value != "''" && value != "[]";
-    const std::string line = fmt::format("{}: {}", setting->key, hidden ? "'(hidden)'" : value);
+    const bool is_default = setting->origin == Origin::kDefault;
+    const bool empty = value == "''" || value == "[]";
+    const bool secret = setting->secret && !empty;
+    // What no source has given and has no value to show says nothing when it is read back.
+    const bool comment = secret || (is_default && (empty || setting->hidden));
+    const std::string line =
+        fmt::format("{}{}: {}", comment ? "# " : "", setting->key, secret ? "'(hidden)'" : value);
     const std::string from = setting->origin == Origin::kDefault ? "default" : setting->origin_name;
     text += fmt::format("{:<44} # {}{}\n", line, from,
                         setting->no_effect.empty() ? "" : "; no effect: " + setting->no_effect);
@@ -285,6 +416,61 @@ std::vector<std::string> NormaliseArguments(int argc, char** argv) {
     std::replace(argument.begin(), argument.begin() + static_cast<ptrdiff_t>(end), '_', '-');
   }
   return arguments;
+}
+
+Expected<std::vector<std::string>> PrepareArguments(const CLI::App& app,
+                                                    std::vector<std::string> arguments) {
+  if (!arguments.empty() && arguments[0] == "help") {
+    arguments.erase(arguments.begin());
+    arguments.resize(std::min<size_t>(arguments.size(), 1));
+    arguments.push_back("--help");
+  }
+  if (arguments.empty() || arguments[0].rfind('-', 0) == 0) return arguments;
+  const CLI::App* command = nullptr;
+  std::vector<std::string> names;
+  for (const CLI::App* known : app.get_subcommands(nullptr)) {
+    names.push_back(known->get_name());
+    if (names.back() == arguments[0]) command = known;
+  }
+  if (command == nullptr) {
+    return Fail(Code::kInvalidArgument, "there is no command '{}'; commands are: {}", arguments[0],
+                fmt::join(names, ", "));
+  }
+  std::vector<std::string> prepared = {arguments[0]};
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "--") {
+      prepared.insert(prepared.end(), arguments.begin() + static_cast<ptrdiff_t>(i),
+                      arguments.end());
+      break;
+    }
+    if (argument.rfind("--", 0) != 0) {
+      prepared.push_back(argument);
+      continue;
+    }
+    const size_t equals = argument.find('=');
+    const std::string flag = argument.substr(0, equals);
+    const CLI::Option* option = command->get_option_no_throw(flag);
+    if (option == nullptr) {
+      return FailParam(Code::kInvalidArgument, flag, "{} is no flag of {}{}", flag, arguments[0],
+                       NearestFlag(*command, flag));
+    }
+    const bool takes_value = option->get_items_expected_max() > 0;
+    if (equals != std::string::npos && equals + 1 == argument.size()) {
+      if (!takes_value) {
+        return FailParam(Code::kInvalidArgument, flag, "{}: the value after = is empty", flag);
+      }
+      prepared.push_back(flag);
+      prepared.emplace_back();
+      continue;
+    }
+    prepared.push_back(argument);
+    // The value is whatever follows, also when it looks like a flag.
+    if (takes_value && equals == std::string::npos && i + 1 < arguments.size()) {
+      prepared.push_back(arguments[++i]);
+    }
+  }
+  return prepared;
 }
 
 Expected<int64_t> ParseCount(const std::string& text) {

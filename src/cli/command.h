@@ -40,15 +40,18 @@ class Command : public std::enable_shared_from_this<Command> {
   // `type` is the placeholder in the help text.
   void Text(const std::string& flag, std::string& value, const std::string& type,
             const std::string& help);
-  // Repeated flags add up; with `several`, a flag also takes all values up to the next flag.
-  // Comma-separated in environment variables.
+  // One value a flag, so that an argument can follow; repeated flags add up. A JSON list of texts
+  // is as many values. Comma-separated in environment variables. No value may be empty.
   void List(const std::string& flag, std::vector<std::string>& value, const std::string& type,
-            const std::string& help, bool several = false);
+            const std::string& help);
+  // In any case of letters. `synonyms` are other names of choices that the help text leaves out.
   void Choice(const std::string& flag, std::string& value, const std::vector<std::string>& choices,
-              const std::string& help);
+              const std::string& help, const std::map<std::string, std::string>& synonyms = {});
   // Integers in [low, high]; 256k is 256,000, 256K is 262,144 (vLLM's rule), also m/M and g/G.
+  // `flag` may name several spellings, "--kv-cache-memory,--kv-cache-memory-bytes": the first one
+  // is the setting's name. With `automatic`, auto and -1 mean 0.
   void Count(const std::string& flag, int64_t& value, int64_t low, int64_t high,
-             const std::string& help);
+             const std::string& help, bool automatic = false);
   void Count(const std::string& flag, int& value, int64_t low, int64_t high,
              const std::string& help);
   void Real(const std::string& flag, double& value, double low, double high,
@@ -59,7 +62,9 @@ class Command : public std::enable_shared_from_this<Command> {
 
   // A flag of another engine that means nothing here; `why` completes the sentence "--flag has no
   // effect: ". Given ones are listed by Notices(). A switch takes no value.
-  void NoEffect(const std::string& flag, bool is_switch, const std::string& why);
+  // With `accepted`, any other value is refused (the value of a switch is true or false).
+  void NoEffect(const std::string& flag, bool is_switch, const std::string& why,
+                const std::vector<std::string>& accepted = {});
 
   void Secret(const std::string& flag);  // its value is never printed
   void Hide(const std::string& flag);    // leaves a flag out of the help text
@@ -70,14 +75,15 @@ class Command : public std::enable_shared_from_this<Command> {
   CLI::App& app() { return *app_; }
   Origin origin(const std::string& flag) const;
 
-  // "name: value  # origin" for every setting: YAML that --config reads back.
+  // "name: value  # origin" for every setting: YAML that --config reads back to the same settings.
+  // Secrets and what has no value are comments.
   std::string PrintConfig() const;
   std::vector<std::string> Notices() const;
 
  private:
   struct Setting {
-    std::string key;  // the flag without dashes
-    std::string environment;
+    std::string key;                   // the flag without dashes
+    std::vector<std::string> aliases;  // its other spellings, without dashes
     CLI::Option* option = nullptr;
     std::function<std::string()> show;
     Origin origin = Origin::kDefault;
@@ -85,6 +91,7 @@ class Command : public std::enable_shared_from_this<Command> {
     bool is_switch = false;
     bool is_list = false;
     bool secret = false;
+    bool hidden = false;
     bool positional = false;
     std::string no_effect;  // the reason, for such flags
   };
@@ -103,6 +110,12 @@ class Command : public std::enable_shared_from_this<Command> {
 
 // vLLM's habit: --max_model_len is --max-model-len. Only the part before the first '.' or '='.
 std::vector<std::string> NormaliseArguments(int argc, char** argv);
+
+// What CLI11 cannot tell apart or words badly, checked and rewritten before it parses: `--flag=` is
+// the flag with an empty value, `help [COMMAND]` the help text; a command or flag that does not
+// exist is refused by name, with the nearest one there is.
+Expected<std::vector<std::string>> PrepareArguments(const CLI::App& app,
+                                                    std::vector<std::string> arguments);
 
 // "25k" to 25000, "1M" to 1048576; see Command::Count.
 Expected<int64_t> ParseCount(const std::string& text);

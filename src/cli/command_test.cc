@@ -53,9 +53,10 @@ TEST(NormaliseArguments, TouchesOnlyTheFirstPartOfLongFlags) {
 class CommandTest : public ::testing::Test {
  protected:
   struct Values {
-    std::string text = "t", choice = "a";
-    std::vector<std::string> list, several;
+    std::string text = "t", choice = "a", word;
+    std::vector<std::string> list;
     int count = 7;
+    int64_t length = 5;
     double real = 0.5;
     bool off = false, on = true;
   };
@@ -82,14 +83,17 @@ class CommandTest : public ::testing::Test {
     CLI::App app("test");
     auto command = Command::Add(app, "go", "summary", "  example");
     command->Text("--text", values_.text, "T", "help");
-    command->Choice("--choice", values_.choice, {"a", "b"}, "help");
+    command->Choice("--choice", values_.choice, {"a", "b"}, "help", {{"beta", "b"}});
     command->List("--list", values_.list, "L", "help");
-    command->List("--several", values_.several, "L", "help", true);
+    command->Count("--length,--length-tokens", values_.length, 0, 100, "help", true);
     command->Count("--count", values_.count, 1, 100, "help");
     command->Real("--real", values_.real, 0, 1, "help");
     command->Switch("--off", values_.off, "help");
     command->Switch("--on", values_.on, "help");
     command->NoEffect("--other", false, "reason");
+    command->NoEffect("--devices", false, "one only", {"1"});
+    command->NoEffect("--cached", true, "no cache", {"false"});
+    command->Positional("word", values_.word, "help");
     command->Secret("--text");
     int exit_code = -1;
     command->OnRun(&exit_code, [this](Command& self) {
@@ -99,6 +103,9 @@ class CommandTest : public ::testing::Test {
       return 0;
     });
     arguments.insert(arguments.begin(), "go");
+    Expected<std::vector<std::string>> prepared = PrepareArguments(app, std::move(arguments));
+    if (!prepared) return prepared.error().message;
+    arguments = std::move(*prepared);
     std::reverse(arguments.begin(), arguments.end());
     try {
       app.parse(std::move(arguments));
@@ -158,9 +165,13 @@ TEST_F(CommandTest, SwitchesHaveTwoFormsInEverySource) {
 TEST_F(CommandTest, ListsComeFromRepeatedFlagsCommasAndSequences) {
   ASSERT_EQ(Run({"--list", "a", "--list", "b"}), "");
   EXPECT_THAT(values_.list, ElementsAre("a", "b"));
-  EXPECT_THAT(Run({"--list", "a", "b"}), HasSubstr("b"));
-  ASSERT_EQ(Run({"--several", "a", "b", "--several", "c"}), "");
-  EXPECT_THAT(values_.several, ElementsAre("a", "b", "c"));
+  ASSERT_EQ(Run({"--list", "a", "w"}), "");  // one value a flag: what follows is an argument
+  EXPECT_THAT(values_.list, ElementsAre("a"));
+  EXPECT_EQ(values_.word, "w");
+  ASSERT_EQ(Run({"--list", R"(["a", "b,c"])", "--list=d"}), "");
+  EXPECT_THAT(values_.list, ElementsAre("a", "b,c", "d"));
+  ASSERT_EQ(Run({"--config", WriteFile("list: []")}), "");
+  EXPECT_TRUE(values_.list.empty());
   ASSERT_EQ(Run({"--config", WriteFile("list: [c, d]")}), "");
   EXPECT_THAT(values_.list, ElementsAre("c", "d"));
   SetEnvironment("FATHOM_LIST", "e,f");
@@ -186,6 +197,77 @@ TEST_F(CommandTest, MistakesNameTheirSource) {
   EXPECT_THAT(Run({}), HasSubstr("FATHOM_COUNT"));
 }
 
+TEST_F(CommandTest, AnEmptyInlineValueIsTheFlagsOwn) {
+  ASSERT_EQ(Run({"--text=", "--count", "30"}), "");
+  EXPECT_EQ(values_.text, "");
+  EXPECT_EQ(values_.count, 30);
+  for (const char* flag : {"--list", "--count", "--real", "--choice", "--off", "--config"}) {
+    EXPECT_THAT(Run({std::string(flag) + "=", "--text", "x"}), HasSubstr(flag));
+    EXPECT_FALSE(ran_) << flag;
+  }
+  ASSERT_EQ(Run({"--text", "--count=3"}), "");  // a value may look like a flag
+  EXPECT_EQ(values_.text, "--count=3");
+}
+
+TEST_F(CommandTest, NoValueOfAListIsEmpty) {
+  EXPECT_THAT(Run({"--list", ""}), HasSubstr("L must not be empty"));
+  EXPECT_THAT(Run({"--config", WriteFile("list: ''")}), HasSubstr("L must not be empty"));
+  EXPECT_THAT(Run({"--config", WriteFile("list: [a, '']")}), HasSubstr("L must not be empty"));
+  SetEnvironment("FATHOM_LIST", "a,,b");
+  EXPECT_THAT(Run({}), HasSubstr("FATHOM_LIST"));
+}
+
+TEST_F(CommandTest, UnknownNamesAreRefusedWithTheNearestKnownOne) {
+  EXPECT_EQ(Run({"--cuont", "3"}), "--cuont is no flag of go; did you mean --count?");
+  EXPECT_EQ(Run({"--nothing-of-the-kind"}), "--nothing-of-the-kind is no flag of go");
+  CLI::App app("test");
+  Command::Add(app, "go", "summary", "");
+  Command::Add(app, "stay", "summary", "");
+  EXPECT_EQ(PrepareArguments(app, {"goo"}).error().message,
+            "there is no command 'goo'; commands are: go, stay");
+  EXPECT_THAT(*PrepareArguments(app, {"help"}), ElementsAre("--help"));
+  EXPECT_THAT(*PrepareArguments(app, {"help", "go"}), ElementsAre("go", "--help"));
+  EXPECT_THAT(*PrepareArguments(app, {"go", "--", "--x"}), ElementsAre("go", "--", "--x"));
+}
+
+TEST_F(CommandTest, OtherSpellingsMeanTheSame) {
+  for (const char* text : {"auto", "-1", "AUTO", "0"}) {
+    ASSERT_EQ(Run({"--length-tokens", text}), "");
+    EXPECT_EQ(values_.length, 0);
+  }
+  ASSERT_EQ(Run({"--config", WriteFile("length_tokens: 9")}), "");
+  EXPECT_EQ(values_.length, 9);
+  ASSERT_EQ(Run({"--choice", "B"}), "");
+  EXPECT_EQ(values_.choice, "b");
+  ASSERT_EQ(Run({"--choice", "beta"}), "");
+  EXPECT_EQ(values_.choice, "b");
+  SetEnvironment("FATHOM_LENGTH_TOKENS", "8");
+  ASSERT_EQ(Run({}), "");
+  EXPECT_EQ(values_.length, 8);
+}
+
+TEST_F(CommandTest, WhatHasNoEffectIsRefusedWhereItWouldHaveOne) {
+  ASSERT_EQ(Run({"--devices", "1", "--no-cached"}), "");
+  EXPECT_THAT(notices_,
+              ElementsAre("--devices has no effect: one only", "--cached has no effect: no cache"));
+  EXPECT_THAT(Run({"--devices=2"}), HasSubstr("'2' is not supported: one only"));
+  EXPECT_THAT(Run({"--cached"}), HasSubstr("no cache"));
+  EXPECT_FALSE(ran_);
+}
+
+TEST_F(CommandTest, PrintedConfigurationReadsBack) {
+  ASSERT_EQ(Run({"--text", "s", "--list", "a,b", "--list", "null", "--off", "--count", "3"}), "");
+  const std::string first = config_;
+  ASSERT_EQ(Run({"--config", WriteFile(first)}), "");
+  EXPECT_THAT(values_.list, ElementsAre("a,b", "null"));
+  EXPECT_EQ(values_.text, "t");  // a secret is a comment
+  EXPECT_EQ(values_.count, 3);
+  EXPECT_TRUE(values_.off);
+  ASSERT_EQ(Run({"two\nlines"}), "");
+  ASSERT_EQ(Run({"--config", WriteFile(config_)}), "");
+  EXPECT_EQ(values_.word, "two\nlines");
+}
+
 TEST_F(CommandTest, WhatHasNoEffectIsNamedWhenGiven) {
   ASSERT_EQ(Run({"--other", "x"}), "");
   EXPECT_THAT(notices_, ElementsAre("--other has no effect: reason"));
@@ -198,6 +280,7 @@ TEST_F(CommandTest, SecretsAreNotPrinted) {
   ASSERT_EQ(Run({"--text", "hunter2"}), "");
   EXPECT_THAT(config_, HasSubstr("(hidden)"));
   EXPECT_THAT(config_, ::testing::Not(HasSubstr("hunter2")));
+  EXPECT_THAT(config_, HasSubstr("# text:"));
 }
 
 }  // namespace

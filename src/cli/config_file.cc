@@ -1,6 +1,5 @@
 #include "cli/config_file.h"
 
-#include <fmt/ranges.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -64,7 +63,7 @@ struct Reader {
     if (value.IsScalar()) return value.Scalar();
     if (value.IsMap()) return ToJson(value).dump();
     if (value.IsSequence()) {
-      std::vector<std::string> items;
+      auto items = nlohmann::json::array();  // as JSON, so that an item may hold a comma
       for (const auto& item : value) {
         if (!item.IsScalar()) {
           return Fail(Code::kInvalidArgument, "{}:{}: '{}' is a list of something else than text",
@@ -72,7 +71,7 @@ struct Reader {
         }
         items.push_back(item.Scalar());
       }
-      return fmt::format("{}", fmt::join(items, ","));
+      return items.dump();
     }
     return Fail(Code::kInvalidArgument, "{}:{}: '{}' has no value", path, line, key);
   }

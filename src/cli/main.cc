@@ -1,9 +1,11 @@
 // `fathom`: the command line. One file per subcommand, registered below.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "api/version.h"
 #include "cli/commands.h"
+#include "core/cpu_features.h"
 
 extern char** environ;
 
@@ -12,7 +14,7 @@ namespace {
 // FATHOM_ variables that are no setting of a command.
 bool IsProcessVariable(const std::string& name) {
   return name == "FATHOM_ISA" || name == "FATHOM_DEMO_MODEL" || name == "FATHOM_SHARED" ||
-         name == "FATHOM_SOURCE_DIR" || name == "FATHOM_CONFIG";
+         name == "FATHOM_SOURCE_DIR" || name == "FATHOM_CONFIG" || name == "FATHOM_JOBS";
 }
 
 // A variable that no command knows is most likely misspelt: say so, rather than drop it silently.
@@ -23,12 +25,28 @@ void WarnOfUnknownVariables(const CLI::App& app) {
     bool known = false;
     for (const CLI::App* command : app.get_subcommands(nullptr)) {
       for (const CLI::Option* option : command->get_options()) {
-        std::string key = option->get_single_name();
-        known = known || fathom::EnvironmentName(key) == name;
+        std::vector<std::string> keys = option->get_lnames();
+        keys.push_back(option->get_single_name());  // of a positional argument
+        for (const std::string& key : keys) {
+          known = known || fathom::EnvironmentName(key) == name;
+        }
       }
     }
     if (!known) std::fprintf(stderr, "fathom: %s is no known setting\n", name.c_str());
   }
+}
+
+// The choice of kernels falls back silently where it is read; a person who set it wants to know.
+fathom::Status CheckIsa() {
+  const char* wish = std::getenv("FATHOM_ISA");
+  if (wish == nullptr) return {};
+  for (fathom::Isa isa : {fathom::Isa::kScalar, fathom::Isa::kAvx2, fathom::Isa::kAvx512}) {
+    if (fathom::IsaName(isa) != wish) continue;
+    if (fathom::SetCpuIsa(isa)) return {};
+    return fathom::Fail(fathom::Code::kInvalidArgument, "FATHOM_ISA: this CPU lacks {}", wish);
+  }
+  return fathom::Fail(fathom::Code::kInvalidArgument,
+                      "FATHOM_ISA: '{}' is not one of scalar, avx2, avx512", wish);
 }
 
 }  // namespace
@@ -49,8 +67,12 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("fathom ") + fathom::kVersion);
 
   WarnOfUnknownVariables(app);
-  std::vector<std::string> arguments = fathom::NormaliseArguments(argc, argv);
-  if (arguments.empty()) arguments.push_back("--help");
+  if (const fathom::Status isa = CheckIsa(); !isa) return fathom::ReportError(isa.error());
+  fathom::Expected<std::vector<std::string>> prepared =
+      fathom::PrepareArguments(app, fathom::NormaliseArguments(argc, argv));
+  if (!prepared) return fathom::ReportError(prepared.error());
+  std::vector<std::string> arguments = std::move(*prepared);
+  if (arguments.empty()) arguments.emplace_back("--help");
   std::reverse(arguments.begin(), arguments.end());  // CLI11's vector form is reversed
   try {
     app.parse(std::move(arguments));

@@ -18,13 +18,14 @@ struct ServeFlags {
 
 void AddServerFlags(Command& command, ServeOptions& options) {
   command.List("--served-model-name", options.served_model_names, "NAME",
-               "names in requests; left out: MODEL as given", true);
+               "name in requests, may be repeated; left out: MODEL as given");
   command.Text("--host", options.host, "ADDRESS", "where to listen");
   command.Count("--port", options.port, 0, 65535, "0: any free one, shown in the ready line");
-  command.List("--api-key", options.api_keys, "KEY", "keys clients must send; left out: open",
-               true);
+  command.List("--api-key", options.api_keys, "KEY",
+               "key clients must send, may be repeated; left out: open");
   command.Secret("--api-key");
-  command.List("--allowed-origins", options.allowed_origins, "ORIGIN", "CORS; * allows all", true);
+  command.List("--allowed-origins", options.allowed_origins, "ORIGIN",
+               "CORS, may be repeated; * allows all");
   command.Text("--default-chat-template-kwargs", options.default_chat_template_kwargs, "JSON",
                R"({"thinking": true} makes conversations think by default)");
   command.Choice("--thinking-sampling", options.thinking_sampling, {"apply", "ignore"},
@@ -49,6 +50,17 @@ void AddFlagsWithoutEffect(Command& command) {
   command.NoEffect("--enforce-eager", true, "there are no graphs to capture on a CPU");
   command.NoEffect("--tokenizer-mode", false, "the tokenizer follows from tokenizer.json");
   command.NoEffect("--reasoning-parser", false, "reasoning is always told apart");
+  const char* parallel = "no multi-device parallelism yet";
+  command.NoEffect("--tensor-parallel-size", false, parallel, {"1"});
+  command.NoEffect("--dtype", false, "activations are what the numerics say", {"auto", "bfloat16"});
+  command.NoEffect("--enable-prefix-caching", true, "there is no prefix cache yet", {"false"});
+  command.NoEffect("--generation-config", false, "it is read from the model's directory", {"auto"});
+  command.NoEffect("--revision", false, "a model is taken as it lies on disk");
+  command.NoEffect("--uvicorn-log-level", false, "--log-level sets what goes to the log");
+  command.NoEffect("--disable-log-stats", true, "statistics are in /metrics, not in the log");
+  command.NoEffect("--enable-log-requests", true, "--log-level sets what goes to the log");
+  command.NoEffect("--disable-log-requests", true, "--log-level sets what goes to the log");
+  command.NoEffect("--enable-prompt-tokens-details", true, "usage is always reported whole");
   command.NoEffect("--trust-remote-code", true, "no code is ever loaded from a checkpoint");
 }
 
@@ -60,6 +72,9 @@ Status Serve(const ServeFlags& flags, const Command& command) {
     return {};
   }
   options.notices = command.Notices();
+  if (options.runtime.model.empty()) {
+    options.notices.emplace_back("no MODEL given: serving the demo");
+  }
   return RunServe(options);
 }
 
