@@ -1,6 +1,7 @@
 // `fathom chat`: a conversation in the terminal. Also works line by line on piped input.
 #include <editline/readline.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -67,13 +68,36 @@ class Chat {
       if (!std::getline(std::cin, line)) return std::nullopt;
       return line;
     }
-    const std::unique_ptr<char, void (*)(void*)> line(readline("> "), &std::free);
-    if (line == nullptr) {
-      fmt::print("\n");
-      return std::nullopt;
+    std::optional<std::string> message = ReadTyped("> ");
+    // Lines that are there already were pasted together: one message.
+    while (message && !message->empty() && message->front() != '/' && InputWaits()) {
+      const std::optional<std::string> next = ReadTyped("");
+      if (!next) break;
+      *message += "\n" + *next;
     }
-    if (line.get()[0] != '\0') add_history(line.get());
-    return std::string(line.get());
+    if (message && !message->empty()) add_history(message->c_str());
+    return message;
+  }
+
+  // A line from the terminal. Ctrl-C drops what is typed and asks again; Ctrl-D ends.
+  static std::optional<std::string> ReadTyped(const char* prompt) {
+    for (;;) {
+      const InterruptScope interrupt;
+      rl_catch_signals = 0;  // libedit's own handler would go on reading after Ctrl-C
+      const std::unique_ptr<char, void (*)(void*)> line(readline(prompt), &std::free);
+      if (!InterruptScope::interrupted()) {
+        if (line != nullptr) return std::string(line.get());
+        fmt::print("\n");
+        return std::nullopt;
+      }
+      fmt::print("\n(Ctrl-D or /quit leaves)\n");
+      prompt = "> ";
+    }
+  }
+
+  static bool InputWaits() {
+    pollfd input = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+    return poll(&input, 1, 20) == 1 && (input.revents & POLLIN) != 0;
   }
 
   Status Obey(const std::string& line) {
@@ -95,7 +119,14 @@ class Chat {
 
   Status LoadFile(const std::string& path) {
     FATHOM_ASSIGN(const std::string text, ReadDocument(path));
-    const size_t tokens = runtime_.tokenizer->Encode(text, AddedTokens::kInert).size();
+    const auto tokens = static_cast<int64_t>(
+        runtime_.tokenizer->Encode(document_ + text, AddedTokens::kInert).size());
+    const int64_t limit = runtime_.engine_options.max_model_len;
+    if (tokens >= limit) {
+      return Fail(Code::kInvalidArgument,
+                  "{}: {} tokens{} do not fit in the context of {}; the file is not kept", path,
+                  tokens, document_.empty() ? "" : " with what is attached already", limit);
+    }
     document_ += text;
     fmt::print("{}: {} tokens. Ask about it.\n", path, tokens);
     return {};
@@ -105,7 +136,10 @@ class Chat {
     messages_.push_back({.role = ChatMessage::Role::kUser, .content = document_ + question});
     Expected<ChatMessage> reply = Generated();
     if (!reply) {
-      messages_.pop_back();  // the document stays for another try
+      messages_.pop_back();
+      if (!document_.empty()) {
+        reply.error().message += "; the document is still attached (/clear drops it)";
+      }
       return tl::unexpected<Error>(std::move(reply.error()));
     }
     document_.clear();

@@ -52,11 +52,14 @@ std::string Grouped(int64_t number) {
 
 InterruptScope::InterruptScope() {
   interrupt_flag = 0;
-  previous_ = std::signal(SIGINT, [](int) { interrupt_flag = 1; });
+  struct sigaction action = {};
+  action.sa_handler = [](int) { interrupt_flag = 1; };
+  action.sa_flags = 0;  // no SA_RESTART: a read from the terminal must end
+  sigaction(SIGINT, &action, &previous_);
 }
 
 InterruptScope::~InterruptScope() {
-  std::signal(SIGINT, previous_);
+  sigaction(SIGINT, &previous_, nullptr);
 }
 
 bool InterruptScope::interrupted() {

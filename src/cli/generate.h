@@ -7,6 +7,8 @@
 // Blocks the calling thread; callbacks run on it.
 #pragma once
 
+#include <signal.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -59,7 +61,7 @@ class InterruptScope {
   static bool interrupted();
 
  private:
-  void (*previous_)(int);
+  struct sigaction previous_ = {};
 };
 
 }  // namespace fathom
