@@ -58,6 +58,8 @@ ApiError HttpError(int status, std::string message) {
     case 413: api.code = "request_too_large"; break;
     case 415: api.code = "unsupported_encoding"; break;
     case 431: api.code = "headers_too_large"; break;
+    case 501: api.code = "unsupported_transfer_encoding"; break;
+    case 505: api.code = "http_version_not_supported"; break;
     case 503:
       api.type = "service_unavailable_error";
       api.code = "service_unavailable";

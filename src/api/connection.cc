@@ -239,6 +239,11 @@ asio::awaitable<bool> Connection::ServeOne() {
   http10_ = request.http10;
   keep_alive_ = request.keep_alive;
   common_headers_ = handler_->CommonHeaders(request);
+  if (const std::optional<ApiError> unclear = HttpReader::CheckFraming(request)) {
+    co_await SendError(*unclear);
+    co_await CloseGently();
+    co_return false;
+  }
   std::optional<ApiError> refusal = handler_->CheckHead(request);
   if (refusal) {
     // The body has to be out of the way before the next request can be read: a small one is read

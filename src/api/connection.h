@@ -82,7 +82,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   boost::asio::ip::tcp::socket socket_;
   std::shared_ptr<RequestHandler> handler_;
-  boost::beast::flat_buffer buffer_;
+  boost::beast::flat_buffer buffer_{kHttpBufferBytes};
   boost::asio::steady_timer deadline_, wake_, watch_end_;
   boost::asio::cancellation_signal stop_watch_;
   uint64_t deadline_number_ = 0;  // a late expiry of an earlier deadline is ignored

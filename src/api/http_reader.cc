@@ -32,11 +32,21 @@ HttpRequest HttpReader::Head() const {
   request.origin = field(http::field::origin);
   request.request_id = field("x-request-id");
   request.content_encoding = field(http::field::content_encoding);
+  request.transfer_encoding = field(http::field::transfer_encoding);
   request.http10 = message.version() < 11;
   request.keep_alive = message.keep_alive();
   request.expects_continue =
       boost::beast::iequals(message[http::field::expect], "100-continue") && !request.http10;
   return request;
+}
+
+std::optional<ApiError> HttpReader::CheckFraming(const HttpRequest& request) {
+  if (!request.transfer_encoding.empty() &&
+      !boost::beast::iequals(request.transfer_encoding, "chunked")) {
+    return HttpError(501, fmt::format("Transfer-Encoding '{}' is not supported; send 'chunked'",
+                                      request.transfer_encoding));
+  }
+  return std::nullopt;
 }
 
 ApiError HttpReader::ToError(boost::beast::error_code error, const HttpLimits& limits) {
@@ -45,6 +55,10 @@ ApiError HttpReader::ToError(boost::beast::error_code error, const HttpLimits& l
   }
   if (error == http::error::body_limit) {
     return HttpError(413, fmt::format("the request body exceeds {} bytes", limits.body_bytes));
+  }
+  if (error == http::error::buffer_overflow) {
+    return HttpError(
+        431, fmt::format("a chunk extension or trailer exceeds {} bytes", kHttpBufferBytes));
   }
   if (error == http::error::bad_version) {
     return HttpError(505, "only HTTP/1.0 and HTTP/1.1 are spoken here");

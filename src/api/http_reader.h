@@ -4,6 +4,7 @@
 
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <optional>
 
 #include "api/http_types.h"
 
@@ -18,6 +19,11 @@ class HttpReader {
 
   // The head (everything but the body), valid once the header is done.
   HttpRequest Head() const;
+  // What makes the end of this request's body uncertain, so that reading on as if it were known
+  // could take body bytes for a request: a transfer coding other than chunked (RFC 9112 6.3). The
+  // connection closes after the answer.
+  static std::optional<ApiError> CheckFraming(const HttpRequest& request);
+
   // Moves the body out; the message must be done.
   std::string TakeBody() { return std::move(parser_.get().body()); }
 

@@ -23,10 +23,14 @@ struct HttpLimits {
   size_t stream_buffer_bytes = 1 << 20;           // of events a slow reader may leave behind: cut
 };
 
+// Of the buffer between socket and parser: heads are limited by HttpLimits, but chunk extensions
+// and trailers count as neither head nor body and end here.
+inline constexpr size_t kHttpBufferBytes = 1 << 20;
+
 struct HttpRequest {
   std::string method;  // as sent: "GET"
   std::string path;    // percent-decoded, without the query
-  std::string authorization, api_key, origin, request_id, content_encoding;
+  std::string authorization, api_key, origin, request_id, content_encoding, transfer_encoding;
   std::string body;
   bool http10 = false;
   bool keep_alive = true;

@@ -203,6 +203,13 @@ TEST_F(ServerTest, ProtocolErrorsAreJson) {
       {"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400},
       {"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413},
       {"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+      // Where the body ends is unknown, so what follows must not be run as a request.
+      {"GET /health HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\nGET /version HTTP/1.1\r\n\r\n",
+       501},
+      {"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501},
+      {"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n21;" +
+           std::string(2 << 20, 'a'),
+       431},
       {"GET /health HTTP/1.1\r\nX: " + std::string(5000, 'a') + "\r\n\r\n", 431},
       {"POST /v1/completions HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
        415},

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <unordered_map>
@@ -132,6 +133,11 @@ class BpeTokenizer final : public Tokenizer {
 }  // namespace
 
 Expected<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& path) {
+  // A directory opens like a file and throws only when it is read.
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    return Fail(Code::kInvalidArgument, "{}: is a directory", path);
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file) return Fail(Code::kNotFound, "{}: {}", path, std::strerror(errno));
   std::string json{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
