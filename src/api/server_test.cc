@@ -60,7 +60,8 @@ class ServerTest : public ::testing::Test {
   }
   // Pools and queue back to empty (I7).
   void ExpectIdle() {
-    ASSERT_TRUE(model_->engine->WaitIdle(milliseconds(20'000)));
+    // Generous: a slow reader is cut only when the kernel's buffers (megabytes) are full.
+    ASSERT_TRUE(model_->engine->WaitIdle(milliseconds(120'000)));
     const EngineStats stats = model_->engine->stats();
     EXPECT_EQ(stats.running + stats.waiting, 0);
     EXPECT_EQ(stats.blocks_used, 0);
@@ -397,7 +398,14 @@ TEST_F(ServerTest, DisconnectsCancelWhereverTheyHappen) {
     if (stream && random() % 3 == 0) client.ReadUntil("\n\n", milliseconds(20));
   }
   ExpectIdle();
-  EXPECT_EQ(json::parse(Get("/load").body)["server_load"], 0);
+  // A request whose client left while it was tokenised never reached the engine: its end is seen
+  // a moment later.
+  int load = -1;
+  for (int i = 0; i < 500 && load != 0; ++i) {
+    if (i > 0) std::this_thread::sleep_for(milliseconds(20));
+    load = json::parse(Get("/load").body)["server_load"];
+  }
+  EXPECT_EQ(load, 0);
 }
 
 TEST_F(ServerTest, SlowReaderIsCancelledAndOthersGoOn) {
