@@ -51,6 +51,27 @@ test('wrong types are 400 with the field, never 500', async () => {
   await expectIdle(server, start);
 });
 
+test('fields that would change the reply are refused, their neutral values are not', async () => {
+  for (const [field, refused, neutral] of [['allowed_token_ids', [65], null], ['bad_words', ['a'], []],
+                                           ['truncate_prompt_tokens', 5, null], ['chat_template', '{{ x }}', ''],
+                                           ['modalities', ['audio'], ['text']], ['best_of', 2, 1],
+                                           ['documents', [{}], []], ['made_up', null, 5]]) {
+    const body = chat('x', { max_tokens: 1 });
+    if (refused !== null) {
+      const reply = await server.post('/v1/chat/completions', { ...body, [field]: refused });
+      assert.equal(reply.status, 400, field);
+      const { error } = await reply.json();
+      assert.deepEqual([error.param, error.code], [field, 'unsupported']);
+    }
+    const taken = await server.post('/v1/chat/completions', { ...body, [field]: neutral });
+    assert.equal(taken.status, 200, `${field}: ${await taken.text()}`);
+  }
+  const broken = await server.post('/v1/chat/completions', '{"a": 1,}');
+  assert.ok(broken.headers.get('date'));
+  assert.match((await broken.json()).error.message, /^the body is not JSON: unexpected '}'.* at byte 9$/);
+  await expectIdle(server, start);
+});
+
 test('bodies that are no JSON', async () => {
   for (const body of ['', '{', 'null', '"x"', '[1]', '{"a":', '{"a":1e999}', '{"messages":"\\ud800"}',
                       '{"a":' + '['.repeat(100000)]) {
