@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <vector>
 
 #include "core/cpu_features.h"
@@ -67,8 +68,15 @@ Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const Forward
                             static_cast<ops::CudaBackend&>(*runtime.gpu), forward, limits);
   }
 #endif
-  return MakeCpuExecutor(runtime.config, runtime.weights, runtime.geometry, blocks, slots,
-                         *runtime.threads, forward, limits);
+  try {
+    return MakeCpuExecutor(runtime.config, runtime.weights, runtime.geometry, blocks, slots,
+                           *runtime.threads, forward, limits);
+  } catch (const std::bad_alloc&) {
+    return FailParam(Code::kResourceExhausted, "--max-num-batched-tokens",
+                     "the buffers of a step of {} tokens do not fit into memory; lower "
+                     "--max-num-batched-tokens",
+                     forward.max_tokens);
+  }
 }
 
 }  // namespace

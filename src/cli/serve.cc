@@ -27,12 +27,22 @@ milliseconds Milliseconds(double seconds) {
 }
 
 // tokenizer_config.json's add_bos_token; a missing file or key means no.
-bool AddsBos(const std::string& directory) {
-  std::ifstream file(directory + "/tokenizer_config.json", std::ios::binary);
+// add_bos_token of tokenizer_config.json; false where the file or the key is missing.
+Expected<bool> AddsBos(const std::string& directory) {
+  const std::string path = directory + "/tokenizer_config.json";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return false;
+  std::ifstream file(path, std::ios::binary);
   const nlohmann::json config = nlohmann::json::parse(file, nullptr, false);
-  if (!config.is_object()) return false;
+  if (!config.is_object()) {
+    return Fail(Code::kInvalidArgument, "{}: not a JSON object", path);
+  }
   const auto flag = config.find("add_bos_token");
-  return flag != config.end() && flag->is_boolean() && flag->get<bool>();
+  if (flag == config.end() || flag->is_null()) return false;
+  if (!flag->is_boolean()) {
+    return Fail(Code::kInvalidArgument, "{}: add_bos_token must be true or false", path);
+  }
+  return flag->get<bool>();
 }
 
 Expected<bool> DefaultThinking(const std::string& kwargs) {
@@ -93,7 +103,19 @@ Status CheckOptions(const ServeOptions& options) {
   FATHOM_TRY(positive("--max-body-size", static_cast<double>(options.max_body_bytes)));
   FATHOM_TRY(positive("--heartbeat-seconds", options.heartbeat_seconds));
   FATHOM_TRY(positive("--unhealthy-seconds", options.unhealthy_seconds));
-  return positive("--stall-seconds", options.stall_seconds);
+  FATHOM_TRY(positive("--stall-seconds", options.stall_seconds));
+  // What Prometheus allows in a metric's name.
+  const std::string& prefix = options.metrics_prefix;
+  for (size_t i = 0; i < prefix.size(); ++i) {
+    const char c = prefix[i];
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == ':';
+    if (letter || (i > 0 && c >= '0' && c <= '9')) continue;
+    return FailParam(Code::kInvalidArgument, "--metrics-prefix",
+                     "--metrics-prefix '{}' may hold letters, digits, '_' and ':', and not begin "
+                     "with a digit",
+                     prefix);
+  }
+  return {};
 }
 
 // Fails when the server could not listen, before minutes go into loading weights. The socket is
@@ -177,7 +199,7 @@ Status RunServe(const ServeOptions& options) {
   model.root = runtime->directory;
   model.max_model_len = runtime->engine_options.max_model_len;
   model.defaults = runtime->defaults;
-  model.add_bos = AddsBos(runtime->directory);
+  FATHOM_ASSIGN(model.add_bos, AddsBos(runtime->directory));
   std::string names;
   for (const std::string& name : model.names) names += (names.empty() ? "" : ", ") + name;
   const bool thinking = model.default_thinking;

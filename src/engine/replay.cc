@@ -1,5 +1,6 @@
 #include "engine/replay.h"
 
+#include <new>
 #include <utility>
 
 namespace fathom {
@@ -15,9 +16,14 @@ Expected<std::unique_ptr<Replay>> Replay::Make(const ModelConfig& config, const 
   FATHOM_ASSIGN(Reservation slots,
                 options.memory(options.sequences * geometry.slot_bytes, "sequence slots"));
   FATHOM_ASSIGN(Reservation logits, options.memory(0, "logits"));
-  return std::unique_ptr<Replay>(new Replay(config, weights, backend, options, geometry,
-                                            std::move(blocks), std::move(slots),
-                                            std::move(logits)));
+  try {
+    return std::unique_ptr<Replay>(new Replay(config, weights, backend, options, geometry,
+                                              std::move(blocks), std::move(slots),
+                                              std::move(logits)));
+  } catch (const std::bad_alloc&) {
+    return Fail(Code::kResourceExhausted, "the buffers of a step of {} tokens do not fit",
+                options.max_step_tokens);
+  }
 }
 
 Replay::Replay(const ModelConfig& config, const Weights& weights, ops::Backend& backend,

@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "core/status.h"
 #include "ops/backend.h"
@@ -13,7 +14,7 @@ void HostBackend::Free::operator()(std::byte* memory) const {
 std::byte* HostBackend::Allocate(int64_t bytes) {
   const size_t size = (static_cast<size_t>(bytes) + 63) / 64 * 64;
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, size == 0 ? 64 : size));
-  FATHOM_CHECK(memory != nullptr);
+  if (memory == nullptr) throw std::bad_alloc();
   std::memset(memory, 0, size);
   memory_.emplace_back(memory);
   return memory;
