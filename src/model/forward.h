@@ -19,8 +19,9 @@
 
 namespace fathom {
 
-// Receives named intermediates, in memory of the backend and float32 or its activation type: "embed", "layers.3.streams", "layers.3.attn.in", ... (the list is
-// kTapNames in forward.cc and `fathom dump --help`). Rows are the step's tokens.
+// Receives named intermediates, in memory of the backend and float32 or its activation type:
+// "embed", "layers.3.streams", "layers.3.attn.in", ... (the list is kTapNames in forward.cc and
+// `fathom dump --help`). Rows are the step's tokens.
 class Tap {
  public:
   virtual ~Tap() = default;
