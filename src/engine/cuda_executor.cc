@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "engine/step_arrays.h"
@@ -107,8 +108,14 @@ Expected<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config,
                                                      SlotPool& slots, ops::CudaBackend& backend,
                                                      const ForwardOptions& options,
                                                      ExecutorLimits limits) {
-  return std::make_unique<CudaExecutor>(config, weights, geometry, blocks, slots, backend, options,
-                                        limits);
+  try {
+    return std::make_unique<CudaExecutor>(config, weights, geometry, blocks, slots, backend,
+                                          options, limits);
+  } catch (const std::bad_alloc&) {
+    return Fail(Code::kResourceExhausted,
+                "the buffers of a step of {} tokens do not fit: {} bytes of device memory are free",
+                limits.max_step_tokens, ops::CudaBackend::Memory().free);
+  }
 }
 
 }  // namespace fathom

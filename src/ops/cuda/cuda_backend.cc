@@ -3,9 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "ops/compressor/cuda.h"
 #include "ops/experts/cuda.h"
@@ -91,10 +90,7 @@ Expected<std::byte*> CudaBackend::Reserve(int64_t bytes, std::string_view what) 
 
 std::byte* CudaBackend::Allocate(int64_t bytes) {
   const Expected<std::byte*> memory = Reserve(bytes, "workspace");
-  if (!memory) {
-    std::fprintf(stderr, "fathom: %s\n", memory.error().message.c_str());
-    std::abort();
-  }
+  if (!memory) throw std::bad_alloc();  // as HostBackend
   Fill(*memory, 0, bytes);
   return *memory;
 }
