@@ -23,18 +23,8 @@ int64_t Align64(int64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
-}  // namespace
-
-struct Forward::Impl {
-  const ModelConfig& config;
-  const Weights& weights;
-  ops::Backend& backend;
-  ForwardOptions options;
-
-  ops::RopeFrequencies plain_rope;  // SWA layers
-  ops::RopeFrequencies yarn_rope;   // CSA and HCA layers
-
-  int64_t workspace_bytes = 0;
+// Every buffer of a step, laid out from config and options alone.
+struct Buffers {
   // Residual streams and the site in flight.
   MatrixView x;           // [T, 4*D]
   MatrixView u, z, o;     // [T, D] collapsed, normalised, site output
@@ -60,23 +50,10 @@ struct Forward::Impl {
   // Head.
   MatrixView gathered, head_u, head_z;
 
-  // The step being run.
-  const ops::StepView* step = nullptr;
-  Tap* tap = nullptr;
-  int64_t tokens = 0;
-
-  Impl(const ModelConfig& c_, const Weights& w, ops::Backend& b, const ForwardOptions& o_)
-      : config(c_), weights(w), backend(b), options(o_) {
-    plain_rope = ops::PlainRope(config.rope_theta);
-    yarn_rope = ops::YarnRope(config.compress_rope_theta, config.yarn);
-    LayOut(nullptr, workspace_bytes);
-    std::byte* base = backend.Allocate(workspace_bytes);
+  // Assigns every buffer from `base`; with base == null only counts. Returns the bytes.
+  int64_t LayOut(const ModelConfig& config, const ForwardOptions& options, DType activation,
+                 std::byte* base) {
     int64_t bytes = 0;
-    LayOut(base, bytes);
-  }
-
-  // Assigns every buffer from `base`; with base == null only counts.
-  void LayOut(std::byte* base, int64_t& bytes) {
     const int64_t t = options.max_tokens;
     const int64_t r = options.max_logit_rows;
     const int64_t d = config.hidden_size;
@@ -85,7 +62,6 @@ struct Forward::Impl {
       bytes += Align64(size);
       return at;
     };
-    const DType activation = backend.ActivationType(options.numerics);
     const auto typed = [&](DType type, int64_t rows, int64_t cols) {
       return MatrixView{take(rows * cols * ElementBytes(type)), type, rows, cols, cols};
     };
@@ -125,6 +101,35 @@ struct Forward::Impl {
                  .rows_per_page = static_cast<int32_t>(t),
                  .channels = kHeadDim,
                  .format = ops::RowFormat::kBf16};
+    return bytes;
+  }
+};
+
+}  // namespace
+
+struct Forward::Impl : Buffers {
+  const ModelConfig& config;
+  const Weights& weights;
+  ops::Backend& backend;
+  ForwardOptions options;
+
+  ops::RopeFrequencies plain_rope;  // SWA layers
+  ops::RopeFrequencies yarn_rope;   // CSA and HCA layers
+
+  int64_t workspace_bytes = 0;
+
+  // The step being run.
+  const ops::StepView* step = nullptr;
+  Tap* tap = nullptr;
+  int64_t tokens = 0;
+
+  Impl(const ModelConfig& c_, const Weights& w, ops::Backend& b, const ForwardOptions& o_)
+      : config(c_), weights(w), backend(b), options(o_) {
+    plain_rope = ops::PlainRope(config.rope_theta);
+    yarn_rope = ops::YarnRope(config.compress_rope_theta, config.yarn);
+    const DType activation = backend.ActivationType(options.numerics);
+    workspace_bytes = WorkspaceBytes(config, options, activation);
+    LayOut(config, options, activation, backend.Allocate(workspace_bytes));
   }
 
   MatrixView Rows(const MatrixView& m) const { return TopRows(m, tokens); }
@@ -366,6 +371,11 @@ void Forward::Run(const ops::StepView& step, const KvView& kv, std::span<const i
   impl_->tokens = step.num_tokens;
   impl_->tap = tap;
   impl_->Run(kv, logit_rows, logits);
+}
+
+int64_t Forward::WorkspaceBytes(const ModelConfig& config, const ForwardOptions& options,
+                                DType activation) {
+  return Buffers().LayOut(config, options, activation, nullptr);
 }
 
 int64_t Forward::workspace_bytes() const {

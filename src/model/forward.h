@@ -51,6 +51,10 @@ class Forward {
 
   // Bytes of activations and scratch this object holds.
   int64_t workspace_bytes() const;
+  // The same before anything exists: activations stored as `activation`
+  // (ops::Backend::ActivationType), max_tokens and max_logit_rows of `options`.
+  static int64_t WorkspaceBytes(const ModelConfig& config, const ForwardOptions& options,
+                                DType activation);
 
  private:
   struct Impl;
