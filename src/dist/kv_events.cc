@@ -15,6 +15,13 @@
 
 #include "core/log.h"
 
+#ifdef __SANITIZE_THREAD__
+// libzmq is not instrumented: ThreadSanitizer cannot see how its queues order what it reads.
+extern "C" const char* __tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
+  return "called_from_lib:libzmq.so\n";
+}
+#endif
+
 namespace fathom {
 namespace {
 
