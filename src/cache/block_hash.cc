@@ -4,18 +4,23 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace fathom {
 namespace {
 
-void Digest(HashAlgorithm algorithm, const std::string& bytes, BlockHash* out) {
+using Bytes = std::vector<uint8_t>;
+
+BlockHash Digest(HashAlgorithm algorithm, const Bytes& bytes) {
+  BlockHash hash;
   if (algorithm == HashAlgorithm::kSha256) {
-    SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), out->bytes.data());
-    return;
+    SHA256(bytes.data(), bytes.size(), hash.bytes.data());
+    return hash;
   }
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes.data(), bytes.size()));
-  std::copy(std::begin(canonical.digest), std::end(canonical.digest), out->bytes.begin());
+  std::copy(std::begin(canonical.digest), std::end(canonical.digest), hash.bytes.begin());
+  return hash;
 }
 
 }  // namespace
@@ -38,26 +43,26 @@ std::string BlockHash::Hex() const {
 }
 
 BlockHash BlockHasher::Of(std::string_view bytes) const {
-  BlockHash hash;
-  Digest(algorithm_, std::string(bytes), &hash);
-  return hash;
+  return Digest(algorithm_, Bytes(bytes.begin(), bytes.end()));
 }
 
 BlockHash BlockHasher::Root(std::string_view salt) const {
-  std::string bytes("fathom prefix root\0", 19);
-  bytes.append(salt);
-  return Of(bytes);
+  constexpr std::string_view kPurpose("fathom prefix root\0", 19);
+  Bytes bytes(kPurpose.begin(), kPurpose.end());
+  bytes.insert(bytes.end(), salt.begin(), salt.end());
+  return Digest(algorithm_, bytes);
 }
 
 BlockHash BlockHasher::Next(const BlockHash& parent, std::span<const TokenId> tokens) const {
-  std::string bytes(parent.bytes.begin(), parent.bytes.end());
+  Bytes bytes(parent.bytes.begin(), parent.bytes.end());
+  bytes.reserve(bytes.size() + tokens.size() * sizeof(TokenId));
   for (const TokenId token : tokens) {  // little-endian, so that names are the same everywhere
     const auto id = static_cast<uint32_t>(token);
-    for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(id >> shift & 0xff);
+    for (int shift = 0; shift < 32; shift += 8) {
+      bytes.push_back(static_cast<uint8_t>(id >> shift & 0xff));
+    }
   }
-  BlockHash hash;
-  Digest(algorithm_, bytes, &hash);
-  return hash;
+  return Digest(algorithm_, bytes);
 }
 
 }  // namespace fathom

@@ -57,46 +57,64 @@ Reservation::~Reservation() {
 }
 
 BlockPool::BlockPool(std::byte* base, int64_t unit_bytes, int32_t count)
-    : base_(base), unit_bytes_(unit_bytes), references_(count, 0), free_(FullFreeList(count)) {}
+    : base_(base), unit_bytes_(unit_bytes), references_(count), free_(FullFreeList(count)) {}
 
 std::optional<BlockId> BlockPool::Allocate() {
   if (free_.empty()) return std::nullopt;
   const int32_t unit = free_.back();
   free_.pop_back();
-  references_[static_cast<size_t>(unit)] = 1;
+  references_[static_cast<size_t>(unit)] = {1, 0};
   return BlockId{unit};
 }
 
+void BlockPool::Change(BlockId block, int32_t all, int32_t cached) {
+  FATHOM_CHECK(block.value >= 0 && block.value < capacity());
+  const bool before = evictable(block);
+  References& references = references_[Index(block)];
+  FATHOM_CHECK(references.all > 0);
+  references.all += all;
+  references.cached += cached;
+  FATHOM_CHECK(references.cached >= 0 && references.cached <= references.all);
+  evictable_ += int{evictable(block)} - int{before};
+  if (references.all == 0) free_.push_back(block.value);
+}
+
 void BlockPool::Retain(BlockId block) {
-  FATHOM_CHECK(block.value >= 0 && block.value < capacity());
-  int32_t& references = references_[static_cast<size_t>(block.value)];
-  FATHOM_CHECK(references > 0);
-  ++references;
+  Change(block, 1, 0);
 }
-
 void BlockPool::Release(BlockId block) {
-  FATHOM_CHECK(block.value >= 0 && block.value < capacity());
-  int32_t& references = references_[static_cast<size_t>(block.value)];
-  FATHOM_CHECK(references > 0);
-  if (--references == 0) free_.push_back(block.value);
+  Change(block, -1, 0);
+}
+void BlockPool::RetainCached(BlockId block) {
+  Change(block, 1, 1);
+}
+void BlockPool::ReleaseCached(BlockId block) {
+  Change(block, -1, -1);
 }
 
-SlotPool::SlotPool(std::byte* base, int64_t unit_bytes, int32_t count)
+template <class Id>
+UnitPool<Id>::UnitPool(std::byte* base, int64_t unit_bytes, int32_t count)
     : base_(base), unit_bytes_(unit_bytes), in_use_(count, false), free_(FullFreeList(count)) {}
 
-std::optional<SlotId> SlotPool::Allocate() {
+template <class Id>
+std::optional<Id> UnitPool<Id>::Allocate() {
   if (free_.empty()) return std::nullopt;
   const int32_t unit = free_.back();
   free_.pop_back();
   in_use_[static_cast<size_t>(unit)] = true;
-  return SlotId{unit};
+  return Id{unit};
 }
 
-void SlotPool::Release(SlotId slot) {
-  FATHOM_CHECK(slot.value >= 0 && slot.value < capacity());
-  FATHOM_CHECK(in_use_[static_cast<size_t>(slot.value)]);
-  in_use_[static_cast<size_t>(slot.value)] = false;
-  free_.push_back(slot.value);
+template <class Id>
+void UnitPool<Id>::Release(Id unit) {
+  FATHOM_CHECK(unit.value >= 0 && unit.value < capacity());
+  FATHOM_CHECK(in_use_[static_cast<size_t>(unit.value)]);
+  in_use_[static_cast<size_t>(unit.value)] = false;
+  free_.push_back(unit.value);
 }
+
+template class UnitPool<SlotId>;
+template class UnitPool<BundleId>;
+template class UnitPool<BlockId>;
 
 }  // namespace fathom

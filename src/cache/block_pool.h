@@ -1,10 +1,14 @@
-// BlockPool and SlotPool: fixed-size units on a free list over one reservation made at start.
+// BlockPool, SlotPool and BundlePool: fixed-size units on a free list over one reservation made at
+// start.
 // Fragmentation cannot occur: allocation succeeds whenever a unit is free.
 //
 //   BlockPool pool(memory, geometry.block_bytes, 4096);
 //   auto block = pool.Allocate();       // reference count 1
 //   pool.Retain(*block);                // shared by a prefix: 2
 //   pool.Release(*block);  ...
+//
+// The prefix cache holds blocks too. A block that nothing else holds is *evictable*: not free, but
+// to be had for the asking.
 //
 // Free units are handed out last-in first-out, so a small working set stays in cache and TLB, and
 // the order of a run is reproducible. Allocate and Release are O(1). Releasing a free unit is a
@@ -65,34 +69,56 @@ class BlockPool {
   std::optional<BlockId> Allocate();
   void Retain(BlockId block);
   void Release(BlockId block);  // back on the free list at count 0
-  int32_t references(BlockId block) const { return references_[block.value]; }
+  int32_t references(BlockId block) const { return references_[Index(block)].all; }
+
+  // The same for references that the prefix cache holds.
+  void RetainCached(BlockId block);
+  void ReleaseCached(BlockId block);
+  // Whether only the prefix cache holds the block.
+  bool evictable(BlockId block) const {
+    const References& references = references_[Index(block)];
+    return references.cached > 0 && references.cached == references.all;
+  }
 
   int32_t capacity() const { return static_cast<int32_t>(references_.size()); }
   int32_t free_count() const { return static_cast<int32_t>(free_.size()); }
-  int32_t used_count() const { return capacity() - free_count(); }
+  int32_t evictable_count() const { return evictable_; }
+  int32_t available() const { return free_count() + evictable_; }
+  int32_t used_count() const { return capacity() - free_count(); }  // evictable ones included
   std::byte* base() const { return base_; }
   std::byte* address(BlockId block) const { return base_ + block.value * unit_bytes_; }
   int64_t unit_bytes() const { return unit_bytes_; }
 
  private:
+  struct References {
+    int32_t all = 0;
+    int32_t cached = 0;  // of them the prefix cache's
+  };
+  size_t Index(BlockId block) const { return static_cast<size_t>(block.value); }
+  // Adds to the counts of an allocated block and keeps evictable_ true.
+  void Change(BlockId block, int32_t all, int32_t cached);
+
   std::byte* base_;
   int64_t unit_bytes_;
-  std::vector<int32_t> references_;
+  std::vector<References> references_;
   std::vector<int32_t> free_;
+  int32_t evictable_ = 0;
 };
 
-class SlotPool {
+// Units with one owner each.
+template <class Id>
+class UnitPool {
  public:
-  SlotPool(std::byte* base, int64_t unit_bytes, int32_t count);
+  UnitPool(std::byte* base, int64_t unit_bytes, int32_t count);
 
-  std::optional<SlotId> Allocate();
-  void Release(SlotId slot);
+  std::optional<Id> Allocate();
+  void Release(Id unit);
 
   int32_t capacity() const { return static_cast<int32_t>(in_use_.size()); }
   int32_t free_count() const { return static_cast<int32_t>(free_.size()); }
   int32_t used_count() const { return capacity() - free_count(); }
   std::byte* base() const { return base_; }
-  std::byte* address(SlotId slot) const { return base_ + slot.value * unit_bytes_; }
+  std::byte* address(Id unit) const { return base_ + unit.value * unit_bytes_; }
   int64_t unit_bytes() const { return unit_bytes_; }
 
  private:
@@ -101,5 +127,11 @@ class SlotPool {
   std::vector<bool> in_use_;
   std::vector<int32_t> free_;
 };
+
+extern template class UnitPool<SlotId>;
+extern template class UnitPool<BundleId>;
+extern template class UnitPool<BlockId>;  // of the host tier
+using SlotPool = UnitPool<SlotId>;        // the state of a running sequence
+using BundlePool = UnitPool<BundleId>;    // saved slots
 
 }  // namespace fathom

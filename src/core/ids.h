@@ -24,6 +24,7 @@ using TokenId = int32_t;  // a vocabulary id; flat arrays of these cross every b
 using Position = StrongId<struct PositionTag, int64_t>;   // absolute token position, from 0
 using BlockId = StrongId<struct BlockTag, int32_t>;       // a slab of BlockPool
 using SlotId = StrongId<struct SlotTag, int32_t>;         // a slot of SlotPool
+using BundleId = StrongId<struct BundleTag, int32_t>;     // a saved slot of BundlePool
 using LayerId = StrongId<struct LayerTag, int32_t>;       // model layer, from 0
 using RequestId = StrongId<struct RequestTag, uint64_t>;  // one request branch in the engine
 
