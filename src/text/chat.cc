@@ -41,6 +41,11 @@ ptrdiff_t LastUserLike(const std::vector<Turn>& turns) {
   return turns.rend() - it - 1;
 }
 
+size_t LeadingSystems(const std::vector<Turn>& turns) {
+  auto other = [](const Turn& t) { return t.role != Role::kSystem; };
+  return static_cast<size_t>(std::find_if(turns.begin(), turns.end(), other) - turns.begin());
+}
+
 // Developer turns before the last user-like one, which drop_thinking leaves out.
 void DropDevelopers(std::vector<Turn>& turns) {
   auto end = turns.begin() + std::max<ptrdiff_t>(LastUserLike(turns), 0);
@@ -51,36 +56,50 @@ void DropDevelopers(std::vector<Turn>& turns) {
 
 }  // namespace
 
-// One Encode call: the turns in order, and the ids so far.
+// One EncodePrompt call: the turns in order, and the prompt so far.
 class ChatRenderer {
  public:
   ChatRenderer(const ChatEncoder& encoder, const ChatOptions& options, std::vector<Turn> turns)
       : encoder_(encoder),
         options_(options),
         turns_(std::move(turns)),
-        last_user_(LastUserLike(turns_)) {}
+        last_user_(LastUserLike(turns_)),
+        leading_systems_(LeadingSystems(turns_)) {}
 
-  Expected<std::vector<TokenId>> Run() {
+  Expected<ChatPrompt> Run() {
     Token(encoder_.bos_);
     for (size_t i = 0; i < turns_.size(); ++i) FATHOM_TRY(Render(i));
     if (options_.add_generation_prompt && !handed_off_) HandOff(turns_.size());
     Flush();
-    return std::move(ids_);
+    return std::move(prompt_);
   }
 
  private:
   // Text between two control tokens is encoded as a whole, however many messages it comes from.
-  void Text(std::string_view text) { text_ += text; }
+  void Text(std::string_view text) {
+    text_ += text;
+    marked_ = marked_ && text.empty();
+  }
   void Token(TokenId id) {
     Flush();
-    ids_.push_back(id);
+    std::vector<int64_t>& boundaries = prompt_.boundaries;
+    const int64_t here = static_cast<int64_t>(prompt_.ids.size());
+    // BOS alone is not worth a boundary.
+    if (marked_ && here > 1 && (boundaries.empty() || boundaries.back() < here)) {
+      boundaries.push_back(here);
+    }
+    marked_ = false;
+    prompt_.ids.push_back(id);
   }
   void Flush() {
     if (text_.empty()) return;
     std::vector<TokenId> ids = encoder_.tokenizer_->Encode(text_, AddedTokens::kInert);
-    ids_.insert(ids_.end(), ids.begin(), ids.end());
+    prompt_.ids.insert(prompt_.ids.end(), ids.begin(), ids.end());
     text_.clear();
   }
+  // A boundary here, if a control token follows: text would be tokenised together with what stands
+  // before it, so that another text need not leave the same ids.
+  void Mark() { marked_ = true; }
 
   // Whether the reasoning of an assistant at index i is part of the prompt.
   bool KeepsReasoning(size_t i) const {
@@ -89,9 +108,10 @@ class ChatRenderer {
 
   // The assistant's turn begins after turn i.
   void HandOff(size_t i) {
-    Token(encoder_.assistant_);
     bool thinks =
         options_.thinking && (!options_.drop_thinking || static_cast<ptrdiff_t>(i) >= last_user_);
+    if (thinks && options_.drop_thinking && i + 1 >= turns_.size()) Mark();
+    Token(encoder_.assistant_);
     Token(thinks ? encoder_.think_begin_ : encoder_.think_end_);
     handed_off_ = true;
   }
@@ -126,6 +146,7 @@ class ChatRenderer {
         if (!IsReminder(i)) {
           Text(turn.content);
           handed_off_ = false;
+          if (i < leading_systems_) Mark();
           return {};
         }
         Reminder(turn, i);
@@ -140,6 +161,7 @@ class ChatRenderer {
         [[fallthrough]];
       case Role::kUser:
       case Role::kTool:  // fused into user turns before
+        if (static_cast<ptrdiff_t>(i) == last_user_) Mark();
         Token(encoder_.user_);
         Text(turn.content);
         handed_off_ = false;
@@ -186,9 +208,11 @@ class ChatRenderer {
   const ChatOptions& options_;
   const std::vector<Turn> turns_;
   const ptrdiff_t last_user_;
+  const size_t leading_systems_;
   bool handed_off_ = false;  // the assistant's turn has been opened and not yet closed
+  bool marked_ = false;      // Mark was called and nothing written since
   std::string text_;
-  std::vector<TokenId> ids_;
+  ChatPrompt prompt_;
 };
 
 Expected<ChatEncoder> ChatEncoder::Make(const Tokenizer& tokenizer) {
@@ -214,6 +238,12 @@ Expected<ChatEncoder> ChatEncoder::Make(const Tokenizer& tokenizer) {
 
 Expected<std::vector<TokenId>> ChatEncoder::Encode(const std::vector<ChatMessage>& messages,
                                                    const ChatOptions& options) const {
+  FATHOM_ASSIGN(ChatPrompt prompt, EncodePrompt(messages, options));
+  return std::move(prompt.ids);
+}
+
+Expected<ChatPrompt> ChatEncoder::EncodePrompt(const std::vector<ChatMessage>& messages,
+                                               const ChatOptions& options) const {
   if (messages.empty()) {
     return FailParam(Code::kInvalidArgument, "messages", "messages must not be empty");
   }

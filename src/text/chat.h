@@ -36,6 +36,19 @@ struct ChatOptions {
   bool continue_final_message = false;  // the last assistant turn is left open
 };
 
+// A rendered conversation.
+struct ChatPrompt {
+  std::vector<TokenId> ids;  // BOS first
+  // Where other prompts are likely to part from this one, increasing, each in (1, ids.size()): the
+  // number of ids that stay the same when
+  // - the system messages at the beginning are followed by another conversation,
+  // - the last user turn is another one,
+  // - the reply is part of the conversation and its reasoning is not (thinking with drop_thinking,
+  //   where </think> will stand in the place of the <think> that ends this prompt).
+  // A prefix cache does well to make these positions resumable besides the prompt's end.
+  std::vector<int64_t> boundaries;
+};
+
 // Holds no text of its own: the tokenizer must outlive it. Immutable, thread-safe, cheap to copy.
 class ChatEncoder {
  public:
@@ -52,6 +65,9 @@ class ChatEncoder {
   // - continue_final_message leaves out the last EOS. With reasoning and no content the reasoning
   //   is left open as well.
   // Errors are kInvalidArgument and name messages[i] or the contradicting option.
+  Expected<ChatPrompt> EncodePrompt(const std::vector<ChatMessage>& messages,
+                                    const ChatOptions& options) const;
+  // The ids alone.
   Expected<std::vector<TokenId>> Encode(const std::vector<ChatMessage>& messages,
                                         const ChatOptions& options) const;
 

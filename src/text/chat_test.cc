@@ -170,6 +170,49 @@ TEST(Chat, NamesTheControlTokenAVocabularyLacks) {
   EXPECT_THAT(encoder.error().message, HasSubstr("'<think>'"));
 }
 
+// The rendering with a bar at every boundary.
+std::string RenderBoundaries(const std::vector<ChatMessage>& messages, ChatOptions options) {
+  const Tokenizer& tokenizer = WithReminder();
+  const ChatPrompt prompt = *ChatEncoder::Make(tokenizer)->EncodePrompt(messages, options);
+  std::string text;
+  auto from = prompt.ids.begin();
+  for (const int64_t boundary : prompt.boundaries) {
+    const auto to = prompt.ids.begin() + boundary;
+    text += tokenizer.Decode({from, to}, {}) + "|";
+    from = to;
+  }
+  return Shorthand(text + tokenizer.Decode({from, prompt.ids.end()}, {}));
+}
+
+TEST(Chat, BoundariesStandWhereOtherPromptsPart) {
+  const std::vector<ChatMessage> messages = {
+      Message(Role::kSystem, "s"), Message(Role::kSystem, "t"), Message(Role::kUser, "u"),
+      Message(Role::kAssistant, "a", "r"), Message(Role::kUser, "v")};
+  EXPECT_EQ(RenderBoundaries(messages, kPlain), "[B]st|[U]u[A]</think>a[E]|[U]v[A]</think>");
+  // The reply's reasoning will be dropped: the next prompt parts before <think>.
+  EXPECT_EQ(RenderBoundaries(messages, kThinking), "[B]st|[U]u[A]</think>a[E]|[U]v|[A]<think>");
+  EXPECT_EQ(RenderBoundaries(messages, kKeep), "[B]st|[U]u[A]<think>r</think>a[E]|[U]v[A]<think>");
+}
+
+TEST(Chat, BoundariesAreDistinctAndMoreThanBos) {
+  EXPECT_EQ(RenderBoundaries({Message(Role::kUser, "u")}, kPlain), "[B][U]u[A]</think>");
+  EXPECT_EQ(RenderBoundaries({Message(Role::kUser, "u")}, kThinking), "[B][U]u|[A]<think>");
+  EXPECT_EQ(RenderBoundaries({Message(Role::kSystem, ""), Message(Role::kUser, "u")}, kPlain),
+            "[B][U]u[A]</think>");
+  EXPECT_EQ(RenderBoundaries({Message(Role::kSystem, "s"), Message(Role::kUser, "u")}, kPlain),
+            "[B]s|[U]u[A]</think>");
+}
+
+TEST(Chat, NoBoundaryWhereTextRunsOn) {
+  const ChatOptions open = {.add_generation_prompt = false};
+  EXPECT_EQ(RenderBoundaries({Message(Role::kSystem, "s"), Message(Role::kAssistant, "a")}, open),
+            "[B]sa[E]");
+  // The reminder follows the hand-off: what comes after the reply is another rendering.
+  EXPECT_EQ(
+      RenderBoundaries({Message(Role::kUser, "u"), Message(Role::kLatestReminder, "r")}, kThinking),
+      "[B][U]u[A]<think>[R]r");
+}
+
 std::vector<ChatMessage> GenMessages() {
   static const std::vector<std::string> kTexts = {"",         "hi",       "<｜User｜>",
                                                   "</think>", "<think>",  "<｜end▁of▁sentence｜>",
@@ -219,6 +262,44 @@ RC_GTEST_PROP(Chat, APromptWithHandOffEndsInAnOpenAssistantTurn, ()) {
   RC_ASSERT(last != ids.rbegin());
   RC_ASSERT(*(last - 1) == marker);
   if (messages.back().role != Role::kLatestReminder) RC_ASSERT(last - 1 == ids.rbegin());
+}
+
+RC_GTEST_PROP(Chat, PromptsAgreeUpToTheirBoundaries, ()) {
+  const std::vector<ChatMessage> messages = GenMessages();
+  const ChatOptions options = {.thinking = *rc::gen::arbitrary<bool>(),
+                               .drop_thinking = *rc::gen::arbitrary<bool>()};
+  const ChatEncoder encoder = *ChatEncoder::Make(WithReminder());
+  const ChatPrompt prompt = *encoder.EncodePrompt(messages, options);
+  RC_ASSERT(prompt.ids == *encoder.Encode(messages, options));
+  RC_ASSERT(std::is_sorted(prompt.boundaries.begin(), prompt.boundaries.end()));
+  RC_ASSERT(std::adjacent_find(prompt.boundaries.begin(), prompt.boundaries.end()) ==
+            prompt.boundaries.end());
+  for (const int64_t boundary : prompt.boundaries) {
+    RC_ASSERT(boundary > 1 && boundary < static_cast<int64_t>(prompt.ids.size()));
+  }
+  const auto agrees = [&](const std::vector<ChatMessage>& others, int64_t boundary) {
+    const ChatPrompt other = *encoder.EncodePrompt(others, options);
+    return static_cast<int64_t>(other.ids.size()) >= boundary &&
+           std::equal(prompt.ids.begin(), prompt.ids.begin() + boundary, other.ids.begin());
+  };
+  const bool reasoning_goes = options.thinking && options.drop_thinking;
+  if (messages.back().role != Role::kUser || prompt.boundaries.empty()) return;
+  if (reasoning_goes) {
+    // The conversation goes on.
+    std::vector<ChatMessage> longer = messages;
+    longer.push_back(Message(Role::kAssistant, "a", "r"));
+    longer.push_back(Message(Role::kUser, "next"));
+    // Developer turns, which are left out then, may move it.
+    const bool developers = std::any_of(messages.begin(), messages.end(), [](const ChatMessage& m) {
+      return m.role == Role::kDeveloper;
+    });
+    RC_ASSERT(developers || agrees(longer, prompt.boundaries.back()));
+  } else {
+    std::vector<ChatMessage> changed = messages;
+    changed.back().content = "another question";
+    // Neighbouring user messages are one turn: the change is behind its beginning.
+    RC_ASSERT(agrees(changed, prompt.boundaries.back()));
+  }
 }
 
 }  // namespace
