@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "engine/cache_mover.h"
 #include "engine/scheduler.h"
 #include "engine/validate.h"
 
@@ -50,14 +51,21 @@ struct Engine::Impl {
   // Set up by Start, then read only.
   EngineOptions options;
   Geometry geometry;
-  Reservation block_memory, slot_memory;
+  Reservation block_memory, slot_memory, bundle_memory, host_block_memory, host_bundle_memory;
   BlockPool blocks;
   SlotPool slots;
+  BundlePool bundles;
+  std::optional<HostTier> host;
   std::unique_ptr<Executor> executor;
+  Clock::time_point start = Clock::now();
   int64_t vocab_size = 0;
 
   // The engine thread's own.
+  std::vector<CacheOp> ops;  // movements for before the next step
+  std::optional<PrefixCache> cache;
+  std::optional<CacheMover> mover;
   std::unique_ptr<Scheduler> scheduler;
+  std::unordered_map<std::string, double> retained;  // session -> until when
   std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences;
   StepPlan plan;
   Mail mail;
@@ -70,6 +78,7 @@ struct Engine::Impl {
   std::condition_variable idle;  // live became 0
   std::deque<std::unique_ptr<Sequence>> arrivals;
   std::vector<RequestId> cancelled;
+  bool reset_cache = false;
   bool draining = false;
   bool stopping = false;
   uint64_t next_id = 1;
@@ -80,13 +89,32 @@ struct Engine::Impl {
 
   std::thread thread;
 
-  Impl(const EngineOptions& o, const Geometry& g, Reservation block_bytes, Reservation slot_bytes)
+  Impl(const EngineOptions& o, const Geometry& g, Reservation block_bytes, Reservation slot_bytes,
+       Reservation bundle_bytes, Reservation host_block_bytes, Reservation host_bundle_bytes)
       : options(o),
         geometry(g),
         block_memory(std::move(block_bytes)),
         slot_memory(std::move(slot_bytes)),
+        bundle_memory(std::move(bundle_bytes)),
+        host_block_memory(std::move(host_block_bytes)),
+        host_bundle_memory(std::move(host_bundle_bytes)),
         blocks(block_memory.data(), g.block_bytes, o.num_blocks),
-        slots(slot_memory.data(), g.slot_bytes, o.max_num_seqs) {}
+        slots(slot_memory.data(), g.slot_bytes, o.max_num_seqs),
+        bundles(bundle_memory.data(), WindowKinds(g).max_bundle_bytes(),
+                o.prefix_caching ? o.num_bundles : 0) {
+    if (!o.prefix_caching) return;
+    if (o.host_blocks > 0) {
+      host.emplace(HostTier{{host_block_memory.data(), g.block_bytes, o.host_blocks},
+                            {host_bundle_memory.data(), bundles.unit_bytes(), o.host_bundles}});
+    }
+    cache.emplace(PrefixOptions{.block_tokens = g.options.block_tokens,
+                                .hash = o.prefix_hash,
+                                .bundle_interval = o.bundle_interval,
+                                .events = o.events != nullptr},
+                  blocks, bundles, host ? &*host : nullptr, &ops);
+  }
+
+  double Now() const { return Seconds(Clock::now() - start); }
 
   void Run();
   bool Take();
@@ -97,6 +125,9 @@ struct Engine::Impl {
   Output NewOutput(const Sequence& sequence) const;
   void End(Sequence& sequence, Output output);
   void Publish(std::optional<Clock::duration> step);
+  void CountAdmission(const Sequence& sequence);
+  std::shared_ptr<const RequestReport> Report(const Sequence& sequence) const;
+  void RunOps();
 };
 
 // --- any thread ---
@@ -104,15 +135,27 @@ struct Engine::Impl {
 Expected<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& asked,
                                                 const Geometry& geometry,
                                                 const ExecutorFactory& make_executor,
-                                                const MemorySource& memory) {
+                                                const MemorySource& memory,
+                                                const MemorySource& host_memory) {
   FATHOM_ASSIGN(const EngineOptions options, CompleteOptions(asked, geometry));
+  const int64_t bundle_bytes = WindowKinds(geometry).max_bundle_bytes();
+  const int64_t reuse = options.prefix_caching ? 1 : 0;
   FATHOM_ASSIGN(Reservation block_memory, memory(options.num_blocks * geometry.block_bytes,
                                                  fmt::format("{} KV blocks", options.num_blocks)));
   FATHOM_ASSIGN(Reservation slot_memory,
                 memory(options.max_num_seqs * geometry.slot_bytes,
                        fmt::format("{} sequence slots", options.max_num_seqs)));
-  auto impl =
-      std::make_unique<Impl>(options, geometry, std::move(block_memory), std::move(slot_memory));
+  FATHOM_ASSIGN(Reservation bundle_memory, memory(reuse * options.num_bundles * bundle_bytes,
+                                                  fmt::format("{} bundles", options.num_bundles)));
+  FATHOM_ASSIGN(Reservation host_block_memory,
+                host_memory(reuse * options.host_blocks * geometry.block_bytes,
+                            fmt::format("{} blocks of the host tier", options.host_blocks)));
+  FATHOM_ASSIGN(Reservation host_bundle_memory,
+                host_memory(reuse * options.host_bundles * bundle_bytes,
+                            fmt::format("{} bundles of the host tier", options.host_bundles)));
+  auto impl = std::make_unique<Impl>(options, geometry, std::move(block_memory),
+                                     std::move(slot_memory), std::move(bundle_memory),
+                                     std::move(host_block_memory), std::move(host_bundle_memory));
   FATHOM_ASSIGN(impl->executor, make_executor(impl->blocks, impl->slots));
   impl->vocab_size = impl->executor->vocab_size();
   if (options.eos_token < 0 || options.eos_token >= impl->vocab_size) {
@@ -128,7 +171,9 @@ Expected<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& asked,
                        .max_logit_rows = limits.max_logit_rows,
                        .max_prefill_with_decode = options.max_prefill_with_decode,
                        .block_tokens = geometry.options.block_tokens},
-      impl->blocks, impl->slots);
+      impl->blocks, impl->slots, &impl->ops, impl->cache ? &*impl->cache : nullptr);
+  impl->mover.emplace(geometry, impl->blocks, impl->slots, impl->bundles,
+                      impl->host ? &*impl->host : nullptr, *impl->executor);
   impl->Publish(std::nullopt);
   impl->thread = std::thread([raw = impl.get()] { raw->Run(); });
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
@@ -164,6 +209,7 @@ Expected<RequestId> Engine::Submit(Request request) {
     }
     id = RequestId{impl.next_id++};
     impl.arrivals.push_back(std::make_unique<Sequence>(id, std::move(request), limit, now));
+    impl.arrivals.back()->arrived_at = Seconds(now - impl.start);
     if (impl.live++ == 0) impl.last_activity = now;
   }
   impl.wake.notify_one();
@@ -174,6 +220,14 @@ void Engine::Cancel(RequestId id) {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->cancelled.push_back(id);
+  }
+  impl_->wake.notify_one();
+}
+
+void Engine::ResetPrefixCache() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->reset_cache = true;
   }
   impl_->wake.notify_one();
 }
@@ -213,7 +267,7 @@ const Geometry& Engine::geometry() const {
 
 void Engine::Impl::Run() {
   while (Take()) {
-    if (scheduler->Plan(plan)) {
+    if (scheduler->Plan(plan, Now())) {
       Publish(std::nullopt);  // a step may be long: who runs and who waits shows from its start
       const Clock::time_point begin = Clock::now();
       Step();
@@ -234,9 +288,10 @@ void Engine::Impl::Run() {
 bool Engine::Impl::Take() {
   std::unique_lock lock(mutex);
   wake.wait(lock, [&] {
-    return stopping || !sequences.empty() || !arrivals.empty() || !cancelled.empty();
+    return stopping || reset_cache || !sequences.empty() || !arrivals.empty() || !cancelled.empty();
   });
   if (stopping) return false;
+  const bool reset = std::exchange(reset_cache, false);
   published.waiting += static_cast<int>(arrivals.size());
   if (!arrivals.empty() && published.waiting == static_cast<int>(arrivals.size())) {
     oldest_waiting = arrivals.front()->arrival;
@@ -245,6 +300,7 @@ bool Engine::Impl::Take() {
   const std::vector<RequestId> leaving = std::exchange(cancelled, {});
   lock.unlock();
 
+  if (reset && cache) cache->Clear(Now());
   for (auto& sequence : arrived) {
     scheduler->Add(sequence.get());
     const RequestId id = sequence->id;
@@ -281,10 +337,10 @@ void Engine::Impl::CancelAll() {
 }
 
 void Engine::Impl::Step() {
-  // Determinism does not depend on it (ops read nothing stale), debugging and tests do.
-  for (const Sequence* sequence : scheduler->admitted()) {
-    executor->ClearSlot({slots.address(*sequence->slot), static_cast<size_t>(slots.unit_bytes())});
+  for (Sequence* sequence : scheduler->admitted()) {
+    if (!std::exchange(sequence->counted, true)) CountAdmission(*sequence);
   }
+  RunOps();
   const Expected<std::span<float>> logits = executor->Execute(plan);
   if (logits) {
     for (const Chunk& chunk : scheduler->chunks()) FinishChunk(chunk, *logits);
@@ -299,13 +355,31 @@ void Engine::Impl::Step() {
   }
 }
 
+void Engine::Impl::RunOps() {
+  mover->Run(ops);
+  ops.clear();
+}
+
+void Engine::Impl::CountAdmission(const Sequence& sequence) {
+  const PrefixReport& report = sequence.prefix;
+  ++totals.misses[static_cast<size_t>(report.reason)];
+  if (report.reason != MissReason::kDisabled) {
+    totals.prefix_queries += static_cast<uint64_t>(sequence.prompt_tokens);
+  }
+  totals.prompt_tokens += static_cast<uint64_t>(report.boundary);
+  totals.prompt_from_device += static_cast<uint64_t>(report.device_tokens);
+  totals.prompt_from_host += static_cast<uint64_t>(report.host_tokens);
+  totals.prompt_from_disk += static_cast<uint64_t>(report.disk_tokens);
+}
+
 void Engine::Impl::FinishChunk(const Chunk& chunk, std::span<float> logits) {
   Sequence& sequence = *chunk.sequence;
-  sequence.computed = chunk.begin + chunk.count;
+  scheduler->Advance(chunk);
   const int64_t prefilled = std::min(sequence.computed, sequence.prompt_tokens);
   const bool progressed = prefilled > sequence.furthest_prefill;
   if (progressed) {
     totals.prompt_tokens += static_cast<uint64_t>(prefilled - sequence.furthest_prefill);
+    totals.prompt_computed += static_cast<uint64_t>(prefilled - sequence.furthest_prefill);
     sequence.furthest_prefill = prefilled;
   }
 
@@ -345,6 +419,7 @@ void Engine::Impl::SampleNext(Sequence& sequence, std::span<float> logits, Outpu
     return;
   }
   ++totals.generation_tokens;
+  if (sequence.first_token_at < 0) sequence.first_token_at = Now();
   const bool ends = (!request.ignore_eos && next.token == options.eos_token) ||
                     std::find(request.stop_tokens.begin(), request.stop_tokens.end(), next.token) !=
                         request.stop_tokens.end();
@@ -364,7 +439,29 @@ Output Engine::Impl::NewOutput(const Sequence& sequence) const {
   output.id = sequence.id;
   output.prefilled = sequence.furthest_prefill;
   output.prompt_tokens = sequence.prompt_tokens;
+  output.cached_tokens = sequence.prefix.boundary;
   return output;
+}
+
+std::shared_ptr<const RequestReport> Engine::Impl::Report(const Sequence& sequence) const {
+  auto report = std::make_shared<RequestReport>();
+  report->prefix = sequence.prefix;
+  report->prefix.prompt_tokens = sequence.prompt_tokens;
+  const double now = Now();
+  const double admitted = sequence.admitted_at < 0 ? now : sequence.admitted_at;
+  const double first = sequence.first_token_at < 0 ? now : sequence.first_token_at;
+  report->queue_seconds = admitted - sequence.arrived_at;
+  report->prefill_seconds = std::max(0.0, first - admitted);
+  report->decode_seconds = std::max(0.0, now - first);
+  report->preemptions = sequence.preemptions;
+  report->recomputed_tokens = sequence.recomputed;
+  for (const KindGeometry& kind : geometry.kinds) {
+    const auto layers = static_cast<int64_t>(kind.layers.size());
+    const int64_t rows =
+        kind.block_kind ? sequence.computed / kind.tokens_per_row : int64_t{kind.rows_per_page};
+    report->bytes[static_cast<size_t>(kind.kind)] = layers * rows * kind.row_bytes;
+  }
+  return report;
 }
 
 // Sends the last output and forgets the sequence.
@@ -376,8 +473,15 @@ void Engine::Impl::End(Sequence& sequence, Output output) {
     case FinishReason::kError: ++totals.finished_error; break;
   }
   ++ended;
+  output.report = Report(sequence);
+  totals.recomputed_tokens += static_cast<uint64_t>(sequence.recomputed);
+  if (cache && !sequence.request.session.empty() && sequence.request.retain_seconds > 0) {
+    retained[sequence.request.session] = Now() + sequence.request.retain_seconds;
+  }
+  // What an error left in the slot is not to be trusted.
+  const bool save = *output.finish != FinishReason::kError;
   mail.Add(sequence.request.queue, std::move(output));
-  scheduler->Remove(&sequence);
+  scheduler->Remove(&sequence, save);
   sequences.erase(sequence.id);
 }
 
@@ -387,7 +491,23 @@ void Engine::Impl::Publish(std::optional<Clock::duration> step) {
   totals.running = static_cast<int>(scheduler->running().size());
   totals.waiting = static_cast<int>(scheduler->waiting().size());
   totals.blocks_total = blocks.capacity();
-  totals.blocks_used = blocks.used_count();
+  totals.blocks_used = blocks.used_count() - blocks.evictable_count();
+  totals.blocks_cached = blocks.evictable_count();
+  totals.bundles_total = bundles.capacity();
+  if (host) {
+    totals.host_blocks_total = host->blocks.capacity();
+    totals.host_bundles_total = host->bundles.capacity();
+  }
+  if (cache) {
+    totals.prefix = cache->stats();
+    const double at = Now();
+    std::erase_if(retained, [&](const auto& session) { return session.second <= at; });
+    totals.sessions_retained = static_cast<int64_t>(retained.size());
+    if (options.events != nullptr) {
+      std::vector<CacheEvent> events = cache->TakeEvents();
+      if (!events.empty()) options.events->Publish(std::move(events));
+    }
+  }
   totals.slots_total = slots.capacity();
   totals.slots_used = slots.used_count();
   totals.preemptions = scheduler->preemptions();

@@ -6,13 +6,16 @@
 //   engine->Cancel(id);                                   // takes effect at the next step
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "cache/block_pool.h"
+#include "cache/cache_event.h"
 #include "cache/geometry.h"
+#include "cache/prefix_cache.h"
 #include "core/status.h"
 #include "engine/executor.h"
 #include "engine/request.h"
@@ -28,7 +31,23 @@ struct EngineOptions {
   int max_waiting = 1024;  // beyond it Submit answers kResourceExhausted
   int32_t num_blocks = 0;  // BlockPool size; 0: enough for one sequence of max_model_len
   TokenId eos_token = 1;
+
+  // Prefix reuse.
+  bool prefix_caching = true;
+  int32_t num_bundles = -1;        // BundlePool size; -1: DefaultBundles
+  int64_t bundle_interval = 2048;  // tokens, rounded up to whole blocks
+  HashAlgorithm prefix_hash = HashAlgorithm::kXxh3;
+  // Units of host memory for what is evicted from the pools; 0: no host tier.
+  int32_t host_blocks = 0, host_bundles = 0;
+  std::shared_ptr<CacheEventSink> events;  // null: none are collected
 };
+
+// Bundles worth having for so many blocks and slots: the end of a prompt and of an answer for every
+// slot and as many waiting sessions, and one for every 16 blocks (half the default interval of
+// 2,048 tokens at 256 tokens a block).
+constexpr int32_t DefaultBundles(int32_t blocks, int32_t slots) {
+  return 4 * slots + blocks / 16;
+}
 
 // A consistent copy, for /metrics and /health.
 struct EngineStats {
@@ -39,7 +58,18 @@ struct EngineStats {
   uint64_t steps = 0;
   uint64_t prompt_tokens = 0, generation_tokens = 0;
   uint64_t finished_stop = 0, finished_length = 0, finished_cancelled = 0, finished_error = 0;
-  uint64_t preemptions = 0;  // sequences that gave up their blocks and are computed anew
+  uint64_t preemptions = 0;  // sequences that gave up their blocks for others
+  // Prefix cache. blocks_used does not count blocks that only the cache holds.
+  int32_t blocks_cached = 0;
+  int32_t bundles_total = 0;
+  int32_t host_blocks_total = 0, host_bundles_total = 0;
+  PrefixStats prefix;
+  uint64_t prefix_queries = 0;   // prompt tokens looked up
+  uint64_t prompt_computed = 0;  // prompt tokens by source
+  uint64_t prompt_from_device = 0, prompt_from_host = 0, prompt_from_disk = 0;
+  std::array<uint64_t, kMissReasons> misses{};  // requests by MissReason; kNone are whole hits
+  uint64_t recomputed_tokens = 0;               // after preemptions
+  int64_t sessions_retained = 0;
   double last_step_seconds = 0;
   double seconds_since_step = 0;  // grows while work exists and nothing steps: unhealthy
   double oldest_waiting_seconds = 0;
@@ -51,10 +81,10 @@ class Engine {
   // with them on the calling thread, then starts the engine thread. Fails with the number of bytes
   // when memory cannot be reserved.
   using ExecutorFactory = std::function<Expected<std::unique_ptr<Executor>>(BlockPool&, SlotPool&)>;
-  static Expected<std::unique_ptr<Engine>> Start(const EngineOptions& options,
-                                                 const Geometry& geometry,
-                                                 const ExecutorFactory& make_executor,
-                                                 const MemorySource& memory = Reservation::Make);
+  static Expected<std::unique_ptr<Engine>> Start(
+      const EngineOptions& options, const Geometry& geometry, const ExecutorFactory& make_executor,
+      const MemorySource& memory = Reservation::Make,
+      const MemorySource& host_memory = Reservation::Make);
   ~Engine();  // cancels what runs and joins
 
   // Checks at once what can never work: empty prompt (kInvalidArgument), ids outside the
@@ -69,6 +99,10 @@ class Engine {
 
   void BeginDrain();                               // refuse new requests, finish what is there
   bool WaitIdle(std::chrono::milliseconds limit);  // true when nothing runs or waits
+
+  // Drops everything from the prefix cache that no running sequence holds, in every tier, at the
+  // next step.
+  void ResetPrefixCache();
 
   EngineStats stats() const;
   const EngineOptions& options() const;  // zeros replaced by what they stand for

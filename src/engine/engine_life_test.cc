@@ -163,7 +163,9 @@ TEST(EngineLife, OutputsOfAStepComeInOneDeliveryPerQueue) {
 
 TEST(EngineLife, ProgressIsToldWhileAPromptPrefills) {
   const Geometry geometry = ScriptedGeometry(128, 4096);
-  auto engine = StartEngine({.max_num_batched_tokens = 100}, Counting(geometry));
+  // Without prefix caching, which ends chunks where a sequence is saved.
+  auto engine =
+      StartEngine({.max_num_batched_tokens = 100, .prefix_caching = false}, Counting(geometry));
   auto queue = std::make_shared<Collector>();
   Request request = Ask(queue, std::vector<TokenId>(350, 5), 2);
   request.progress = true;

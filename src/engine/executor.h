@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 
@@ -20,15 +22,34 @@ struct ExecutorLimits {
   int max_logit_rows = 64;
 };
 
+// `bytes` bytes at offset `from` of the source, to offset `to` of the destination.
+struct CopyRun {
+  int64_t to = 0;
+  int64_t from = 0;
+  int64_t bytes = 0;
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
   // Logits [plan.logit_rows.size(), vocab] float32 in host memory, valid until the next call; the
   // sampler may change them in place. An error fails the step's requests, not the engine.
   virtual Expected<std::span<float>> Execute(const StepPlan& plan) = 0;
-  // Zeroes a slot before a new sequence uses it, in order with Execute.
+  // Movements of cache bytes, in order with Execute. Pools' memory is where the executor computes;
+  // `host` is host memory, which may change once the call returns.
   virtual void ClearSlot(std::span<std::byte> slot) {
     std::fill(slot.begin(), slot.end(), std::byte{0});
+  }
+  virtual void CopyRuns(std::byte* to, const std::byte* from, std::span<const CopyRun> runs) {
+    for (const CopyRun& run : runs) {
+      std::memcpy(to + run.to, from + run.from, static_cast<size_t>(run.bytes));
+    }
+  }
+  virtual void ToHost(std::byte* host, const std::byte* from, int64_t bytes) {
+    std::memcpy(host, from, static_cast<size_t>(bytes));
+  }
+  virtual void FromHost(std::byte* to, const std::byte* host, int64_t bytes) {
+    std::memcpy(to, host, static_cast<size_t>(bytes));
   }
   virtual int64_t vocab_size() const = 0;
   virtual ExecutorLimits limits() const = 0;

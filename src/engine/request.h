@@ -1,12 +1,16 @@
 // What the API hands to the engine and what it gets back.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "cache/geometry.h"
+#include "cache/prefix_report.h"
 #include "core/ids.h"
 #include "core/status.h"
 #include "ops/sampling/sampling.h"
@@ -22,6 +26,18 @@ enum class FinishReason : uint8_t {
   kError,  // Output::error says what
 };
 
+// Where a request's time and bytes went; comes with its last Output.
+struct RequestReport {
+  PrefixReport prefix;
+  double queue_seconds = 0;    // arrival to admission
+  double prefill_seconds = 0;  // admission to the first token
+  double decode_seconds = 0;   // first token to the end
+  int64_t preemptions = 0;
+  int64_t recomputed_tokens = 0;  // computed again after preemptions
+  // Bytes of each cache kind the sequence holds at its end, padding left out (CacheKind's order).
+  std::array<int64_t, kCacheKinds> bytes{};
+};
+
 // One step's news about one request branch, in order.
 struct Output {
   RequestId id;
@@ -29,9 +45,10 @@ struct Output {
   std::vector<std::vector<ops::TokenLogprob>> logprobs;  // per token, when asked for
   // Prompt log-probabilities of positions 1.., when asked for; grows with prefill.
   std::vector<std::vector<ops::TokenLogprob>> prompt_logprobs;
-  int64_t prefilled = 0;      // prompt tokens computed or found so far
-  int64_t prompt_tokens = 0;  // of so many
-  int64_t cached_tokens = 0;  // of them found in the prefix cache
+  int64_t prefilled = 0;                        // prompt tokens computed or found so far
+  int64_t prompt_tokens = 0;                    // of so many
+  int64_t cached_tokens = 0;                    // of them found in the prefix cache
+  std::shared_ptr<const RequestReport> report;  // with `finish`
   std::optional<FinishReason> finish;
   TokenId stop_token = -1;  // with kStop: which token ended it
   Error error;              // with kError
@@ -56,6 +73,14 @@ struct Request {
   int prompt_logprobs = -1;          // as logprobs, of the prompt's tokens from the second on
   int priority = 0;                  // lower runs first (vLLM's rule)
   bool progress = false;             // deliver Outputs without tokens while prefilling
+  // Prefix cache. Prompts with different salts share nothing.
+  std::string cache_salt;
+  // Where messages end, in prompt tokens: windows are saved there, for other requests to go on
+  // from.
+  std::vector<int64_t> boundaries;
+  // A named session: what it leaves in the cache is the last to be evicted for retain_seconds.
+  std::string session;
+  double retain_seconds = 0;
   std::shared_ptr<OutputQueue> queue;
 };
 

@@ -12,8 +12,9 @@ constexpr int kPrefillShare = 8;
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& blocks, SlotPool& slots)
-    : options_(options), blocks_(blocks), slots_(slots) {
+Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& blocks, SlotPool& slots,
+                     std::vector<CacheOp>* ops, PrefixCache* cache)
+    : options_(options), blocks_(blocks), slots_(slots), ops_(ops), cache_(cache) {
   FATHOM_CHECK(options.max_step_tokens > 0 && options.max_logit_rows > 0);
   FATHOM_CHECK(options.max_prefill_with_decode > 0 && options.block_tokens > 0);
 }
@@ -31,44 +32,121 @@ int64_t Scheduler::Claim(const Sequence& sequence) const {
 void Scheduler::Add(Sequence* sequence) {
   FATHOM_CHECK(!sequence->slot && sequence->blocks.empty());
   FATHOM_CHECK(BlocksFor(sequence->limit) <= blocks_.capacity());
+  Open(sequence);
   waiting_.insert(sequence);
 }
 
-void Scheduler::Remove(Sequence* sequence) {
-  if (waiting_.erase(sequence) > 0) return;
-  const auto at = std::find(running_.begin(), running_.end(), sequence);
-  FATHOM_CHECK(at != running_.end());
-  running_.erase(at);
+void Scheduler::Open(Sequence* sequence) {
+  if (cache_ != nullptr) sequence->path = cache_->Open(sequence->request.cache_salt);
+}
+
+void Scheduler::Remove(Sequence* sequence, bool save) {
+  if (waiting_.erase(sequence) == 0) {
+    const auto at = std::find(running_.begin(), running_.end(), sequence);
+    FATHOM_CHECK(at != running_.end());
+    running_.erase(at);
+  }
+  if (save && sequence->slot) SaveSlot(sequence);
+  if (cache_ != nullptr && sequence->request.retain_seconds > 0 && sequence->computed > 0) {
+    cache_->Keep(sequence->path, now_ + sequence->request.retain_seconds);
+  }
   ReleaseUnits(sequence);
 }
 
 void Scheduler::ReleaseUnits(Sequence* sequence) {
-  for (const BlockId block : sequence->blocks) blocks_.Release(block);
-  sequence->blocks.clear();
+  if (cache_ != nullptr) {
+    cache_->Leave(&sequence->path, &sequence->blocks, now_);
+  } else {
+    for (const BlockId block : sequence->blocks) blocks_.Release(block);
+    sequence->blocks.clear();
+  }
+  sequence->saves.clear();
+  if (!sequence->slot) return;
   slots_.Release(*sequence->slot);
   sequence->slot.reset();
 }
 
+std::optional<BlockId> Scheduler::AllocateBlock() {
+  return cache_ != nullptr ? cache_->AllocateBlock(now_) : blocks_.Allocate();
+}
+
+void Scheduler::SaveSlot(Sequence* sequence) {
+  if (cache_ == nullptr || sequence->computed == 0) return;
+  cache_->Save(sequence->path, sequence->tokens, sequence->computed, sequence->blocks,
+               *sequence->slot, now_);
+}
+
 void Scheduler::Admit() {
   if (waiting_.empty() || slots_.free_count() == 0) return;
-  int64_t claimed = 0;
-  for (const Sequence* sequence : running_) claimed += Claim(*sequence);
-  while (!waiting_.empty()) {
+  int64_t wanted = 0;  // blocks that running sequences still need for what they know
+  for (const Sequence* sequence : running_) {
+    wanted +=
+        std::max<int64_t>(0, Claim(*sequence) - static_cast<int64_t>(sequence->blocks.size()));
+  }
+  while (!waiting_.empty() && slots_.free_count() > 0) {
     Sequence* next = *waiting_.begin();
-    const int64_t claim = Claim(*next);
-    if (claimed + claim > blocks_.capacity()) break;
-    const std::optional<SlotId> slot = slots_.Allocate();
-    if (!slot) break;
-    claimed += claim;
-    next->slot = slot;
+    PrefixMatch match;
+    match.report.prompt_tokens = next->prompt_tokens;
+    match.report.reason = MissReason::kDisabled;
+    // Log-probabilities of the prompt need the logits of all of it.
+    const bool reuse =
+        cache_ != nullptr && next->prompt_logprobs_done == 0 && next->request.prompt_logprobs < 0;
+    if (reuse) match = cache_->Find(next->path, next->tokens, now_);
+    if (wanted + Claim(*next) - match.held_nodes > blocks_.available()) break;
     waiting_.erase(waiting_.begin());
     running_.insert(std::upper_bound(running_.begin(), running_.end(), next, Precedes{}), next);
     admitted_.push_back(next);
+    Enter(next, match);
+    wanted += std::max<int64_t>(0, Claim(*next) - static_cast<int64_t>(next->blocks.size()));
   }
 }
 
+// Gives a sequence its slot and what the prefix cache has for it.
+void Scheduler::Enter(Sequence* sequence, const PrefixMatch& match) {
+  sequence->slot = slots_.Allocate();
+  ops_->push_back({.kind = CacheOp::Kind::kClearSlot, .to = sequence->slot->value});
+  PrefixReport report = match.report;
+  if (match.bundle != nullptr &&
+      cache_->Attach(match, *sequence->slot, &sequence->path, &sequence->blocks, now_)) {
+    sequence->computed = match.boundary;
+  } else if (match.bundle != nullptr) {
+    report.boundary = report.device_tokens = report.host_tokens = report.disk_tokens = 0;
+    report.reason = MissReason::kTierFailed;
+    report.detail = "no room to bring it up from host memory";
+  }
+  if (sequence->admitted_at < 0) {
+    sequence->admitted_at = now_;
+    sequence->prefix = report;
+    sequence->furthest_prefill = report.boundary;
+  }
+  if (cache_ == nullptr) return;
+  sequence->saves =
+      cache_->PlanSaves(sequence->computed, sequence->prompt_tokens, sequence->length(),
+                        sequence->request.boundaries, match.junction);
+  std::reverse(sequence->saves.begin(), sequence->saves.end());
+}
+
+void Scheduler::Advance(const Chunk& chunk) {
+  Sequence& sequence = *chunk.sequence;
+  sequence.computed = chunk.begin + chunk.count;
+  if (cache_ == nullptr) return;
+  cache_->Extend(&sequence.path, sequence.tokens, sequence.computed, &sequence.blocks);
+  bool save = false;
+  while (!sequence.saves.empty() && sequence.saves.back() <= sequence.computed) {
+    save = save || sequence.saves.back() == sequence.computed;
+    sequence.saves.pop_back();
+  }
+  // Generated tokens come one by one, so an interval's end is always met.
+  save = save || (sequence.computed > sequence.prompt_tokens &&
+                  sequence.computed % cache_->options().bundle_interval == 0);
+  if (save) SaveSlot(&sequence);
+}
+
 void Scheduler::Preempt(Sequence* sequence) {
+  SaveSlot(sequence);
+  sequence->recomputed += sequence->computed;
   ReleaseUnits(sequence);
+  Open(sequence);
   sequence->computed = 0;
   ++sequence->preemptions;
   ++preemptions_;
@@ -83,7 +161,7 @@ void Scheduler::Preempt(Sequence* sequence) {
 int64_t Scheduler::Grow(Sequence* sequence, int64_t tokens) {
   const int64_t needed = BlocksFor(sequence->computed + tokens);
   while (static_cast<int64_t>(sequence->blocks.size()) < needed) {
-    if (const std::optional<BlockId> block = blocks_.Allocate()) {
+    if (const std::optional<BlockId> block = AllocateBlock()) {
       sequence->blocks.push_back(*block);
       continue;
     }
@@ -97,8 +175,9 @@ int64_t Scheduler::Grow(Sequence* sequence, int64_t tokens) {
   return std::min(tokens, room - sequence->computed);
 }
 
-bool Scheduler::Plan(StepPlan& plan) {
+bool Scheduler::Plan(StepPlan& plan, double now) {
   ++step_;
+  now_ = now;
   chunks_.clear();
   admitted_.clear();
   Admit();
@@ -155,7 +234,7 @@ Scheduler::Budget Scheduler::Extend(Sequence* sequence, Budget budget) {
   const int64_t planned = chunk == chunks_.end() ? 0 : chunk->count;
   const int64_t begin = sequence->computed + planned;
   const int64_t fits =
-      Grow(sequence, planned + std::min(budget.tokens, sequence->length() - begin)) - planned;
+      Grow(sequence, planned + std::min(budget.tokens, sequence->UntilSave(begin))) - planned;
   Budget used;
   for (; used.tokens < fits; ++used.tokens) {
     if (!sequence->wants_logits(begin + used.tokens)) continue;

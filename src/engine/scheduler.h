@@ -4,9 +4,9 @@
 //   scheduler.Add(&sequence);
 //   if (scheduler.Plan(plan)) {
 //     ... run the plan ...
-//     for (const Chunk& chunk : scheduler.chunks()) chunk.sequence->computed += chunk.count;
+//     for (const Chunk& chunk : scheduler.chunks()) scheduler.Advance(chunk);
 //   }
-//   scheduler.Remove(&sequence);                       // finished or cancelled, in any state
+//   scheduler.Remove(&sequence, save);                 // finished or cancelled, in any state
 //
 // Policy
 // - Order. Everything follows one order, Precedes: lower priority value, then arrival.
@@ -20,24 +20,31 @@
 //   which bounds its time whatever short prompts stream in; the other half goes to the rest, by
 //   priority and then shortest remaining prompt, which bounds the wait of a short prompt behind a
 //   long one. What one side leaves, the other takes.
-// - Admission. In order and without overtaking, as long as a slot is free and the blocks of all
-//   running sequences' known tokens, this one's, and a block of head room for each fit together.
+// - Admission. In order and without overtaking, as long as a slot is free and the blocks that all
+//   running sequences' known tokens, this one's, and a block of head room for each still need are
+//   free or evictable. What is shared is counted once.
+// - Prefix reuse. A sequence starts where the prefix cache lets it go on, with blocks and
+// `computed`
+//   > 0, and is saved at the boundaries the cache plans, where chunks end.
 // - Memory grows with the sequence, block by block, never copied. When none is free the running
-//   sequence last in order gives up everything (slot, blocks) and waits again with its tokens; it
-//   is computed anew later, with the same result because results depend on no chunk boundary. A
+//   sequence last in order is saved, gives up everything (slot, blocks) and waits again with its
+//   tokens; later it goes on from what is still cached of it, with the same result because results
+//   depend on no chunk boundary. A
 //   sequence takes only from those after it in order, and Engine::Submit refuses what cannot fit
 //   into an empty pool, so the first in order always finishes and nothing deadlocks.
 //
-// Blocks are counted in tokens alone; no rule here knows a compression ratio. Prefix reuse enters
-// in Admit: a sequence that starts with blocks and `computed` > 0 needs no other rule.
+// Blocks are counted in tokens alone; no rule here knows a compression ratio.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
 
 #include "cache/block_pool.h"
+#include "cache/cache_op.h"
+#include "cache/prefix_cache.h"
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
 
@@ -64,18 +71,23 @@ class Scheduler {
  public:
   using WaitingQueue = std::set<Sequence*, Precedes>;
 
-  // Borrows the pools.
-  Scheduler(const SchedulerOptions& options, BlockPool& blocks, SlotPool& slots);
+  // Borrows everything. Without a cache nothing is reused. `ops` receives what has to be moved
+  // before the step runs.
+  Scheduler(const SchedulerOptions& options, BlockPool& blocks, SlotPool& slots,
+            std::vector<CacheOp>* ops, PrefixCache* cache = nullptr);
 
   void Add(Sequence* sequence);
-  // Returns the sequence's units to their pools and forgets it.
-  void Remove(Sequence* sequence);
+  // Returns the sequence's units to their pools and forgets it; with `save`, its slot stays in the
+  // prefix cache first.
+  void Remove(Sequence* sequence, bool save);
 
-  // Admits, chooses and builds the next step. False when nothing can run, which is so only when
-  // nothing waits or runs.
-  bool Plan(StepPlan& plan);
+  // Admits, chooses and builds the next step. False when nothing can run: nothing waits or runs, or
+  // what waits needs memory that a tier's transfer holds. `now`: seconds on the engine's clock.
+  bool Plan(StepPlan& plan, double now);
+  // The chunk has run: enters its blocks into the prefix cache and saves the slot where planned.
+  void Advance(const Chunk& chunk);
   std::span<const Chunk> chunks() const { return chunks_; }
-  // Sequences that received a slot in this Plan; the slot is to be zeroed before the step runs.
+  // Sequences admitted in this Plan.
   std::span<Sequence* const> admitted() const { return admitted_; }
 
   const WaitingQueue& waiting() const { return waiting_; }
@@ -90,7 +102,11 @@ class Scheduler {
 
   int64_t BlocksFor(int64_t tokens) const;
   int64_t Claim(const Sequence& sequence) const;
+  void Open(Sequence* sequence);
   void Admit();
+  void Enter(Sequence* sequence, const PrefixMatch& match);
+  std::optional<BlockId> AllocateBlock();
+  void SaveSlot(Sequence* sequence);
   void Preempt(Sequence* sequence);
   void ReleaseUnits(Sequence* sequence);
   int64_t Grow(Sequence* sequence, int64_t tokens);
@@ -104,6 +120,9 @@ class Scheduler {
   SchedulerOptions options_;
   BlockPool& blocks_;
   SlotPool& slots_;
+  std::vector<CacheOp>* ops_;
+  PrefixCache* cache_;
+  double now_ = 0;
   WaitingQueue waiting_;
   std::vector<Sequence*> running_;  // sorted by Precedes
   std::vector<Chunk> chunks_;       // decode first

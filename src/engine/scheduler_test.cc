@@ -25,7 +25,7 @@ class Simulation {
   Simulation(SchedulerOptions options, int32_t blocks, int32_t slots)
       : blocks_(nullptr, 1, blocks),
         slots_(nullptr, 1, slots),
-        scheduler(options, blocks_, slots_) {}
+        scheduler(options, blocks_, slots_, &ops_) {}
 
   Sequence* Add(int64_t prompt, int64_t max_tokens, int priority = 0, int prompt_logprobs = -1) {
     Request request;
@@ -40,14 +40,14 @@ class Simulation {
 
   // One step. Removes sequences that reached their limit.
   bool Step() {
-    if (!scheduler.Plan(plan)) return false;
+    if (!scheduler.Plan(plan, 0)) return false;
     ++steps;
     tokens.clear();
     std::vector<Sequence*> done;
     for (const Chunk& chunk : scheduler.chunks()) {
       Sequence* sequence = chunk.sequence;
       tokens[sequence] = chunk.count;
-      sequence->computed += chunk.count;
+      scheduler.Advance(chunk);
       for (int64_t i = 0; i < chunk.rows; ++i) {
         const int64_t at = plan.position[plan.logit_rows[chunk.first_row + i]];
         if (sequence->wants_prompt_logprob(at)) ++sequence->prompt_logprobs_done;
@@ -61,7 +61,7 @@ class Simulation {
   }
 
   void Finish(Sequence* sequence) {
-    scheduler.Remove(sequence);
+    scheduler.Remove(sequence, false);
     finished.push_back(sequence);
   }
   bool IsFinished(const Sequence* sequence) const {
@@ -80,6 +80,7 @@ class Simulation {
  private:
   BlockPool blocks_;
   SlotPool slots_;
+  std::vector<CacheOp> ops_;
   uint64_t last_id_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;
 
@@ -226,7 +227,7 @@ TEST(Scheduler, RemoveWorksInEveryState) {
   run.Step();
   run.Step();
   ASSERT_TRUE(decoding->decoding() && prefilling->computed > 0 && !waiting->slot);
-  for (Sequence* sequence : {waiting, prefilling, decoding}) run.scheduler.Remove(sequence);
+  for (Sequence* sequence : {waiting, prefilling, decoding}) run.scheduler.Remove(sequence, false);
   EXPECT_FALSE(run.Step());
   EXPECT_TRUE(run.PoolsAreFull());
 }

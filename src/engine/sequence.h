@@ -2,10 +2,12 @@
 // it has been computed. Owned by the engine, touched by the engine thread alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "cache/prefix_cache.h"
 #include "core/ids.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
@@ -38,6 +40,19 @@ struct Sequence {
   int64_t prompt_logprobs_done = 0;  // entries delivered; entry i is about position i + 1
   uint64_t last_step = 0;            // when it last ran
   int preemptions = 0;
+  int64_t recomputed = 0;  // tokens computed again after them
+
+  // Prefix cache.
+  PrefixPath path;              // open while the scheduler knows the sequence
+  PrefixReport prefix;          // of the first admission
+  bool counted = false;         // in the engine's statistics
+  std::vector<int64_t> saves;   // tokens at which it is to be saved, descending
+  bool on_disk_failed = false;  // what lies on disk could not be read: computed instead
+
+  // Seconds on the engine's clock.
+  double arrived_at = 0;
+  double admitted_at = -1;  // first admission
+  double first_token_at = -1;
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   int64_t generated() const { return length() - prompt_tokens; }
@@ -45,6 +60,10 @@ struct Sequence {
   // Decoding: nothing but the last sampled token is missing from the cache. Everything else, a
   // preempted sequence on its way back included, is prefill.
   bool decoding() const { return generated() > 0 && remaining() == 1; }
+  // Tokens to run at most from `begin`, so that a chunk ends where the sequence is to be saved.
+  int64_t UntilSave(int64_t begin) const {
+    return saves.empty() ? length() - begin : std::min(length(), saves.back()) - begin;
+  }
   // Whether the logits at `position` are needed: the next token is sampled from the last one's, and
   // prompt_logprobs reads those of each prompt token with a successor in the prompt, once.
   bool wants_logits(int64_t position) const {

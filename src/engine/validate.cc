@@ -48,6 +48,18 @@ Expected<EngineOptions> CompleteOptions(EngineOptions options, const Geometry& g
     options.num_blocks = static_cast<int32_t>(geometry.blocks_for(options.max_model_len));
   }
   FATHOM_TRY(positive("num_blocks", options.num_blocks));
+  FATHOM_TRY(positive("bundle_interval", options.bundle_interval));
+  // Whole blocks: a bundle at a block's end needs no tail.
+  options.bundle_interval =
+      geometry.blocks_for(options.bundle_interval) * geometry.options.block_tokens;
+  if (options.num_bundles < 0) {
+    options.num_bundles = DefaultBundles(options.num_blocks, options.max_num_seqs);
+  }
+  if (options.host_blocks < 0 || options.host_bundles < 0) {
+    return FailParam(Code::kInvalidArgument, "host_blocks",
+                     "a host tier of {} blocks and {} bundles", options.host_blocks,
+                     options.host_bundles);
+  }
   return options;
 }
 
