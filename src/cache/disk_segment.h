@@ -71,6 +71,7 @@ struct SegmentHeader {
   std::vector<SegmentPartEntry> blocks;  // the last one may be partial
   std::vector<SegmentPartEntry> bundle_parts;  // one for each of `bundles`
   int64_t file_bytes = 0;
+  uint64_t checksum = 0;  // of the encoded header
 
   int64_t end() const { return begin + static_cast<int64_t>(tokens.size()); }
   // The parent of what follows this segment, if it ends with a whole block.
@@ -103,8 +104,8 @@ std::string SegmentFileName(const SegmentHeader& header);
 int64_t SegmentHeaderBytes(const SegmentHeader& header);
 // Names the whole blocks from root, parent and tokens (block_names).
 void NameBlocks(SegmentHeader& header);
-// The header with its checksum. `blocks` and `bundle_parts` must be complete.
-std::vector<std::byte> EncodeSegmentHeader(const SegmentHeader& header);
+// The encoded header; fills in header.checksum. `blocks` and `bundle_parts` must be complete.
+std::vector<std::byte> EncodeSegmentHeader(SegmentHeader& header);
 
 uint64_t PartChecksum(std::span<const std::byte> bytes);
 

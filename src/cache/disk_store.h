@@ -35,6 +35,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cache/disk_segment.h"
@@ -57,7 +58,9 @@ struct DiskOptions {
   int64_t block_tokens = 0;
   int64_t block_bytes = 0;
   int64_t max_unclaimed_bytes = int64_t{64} << 20;  // read, but not yet taken: then reading pauses
-  std::shared_ptr<DiskIo> io;                       // null: io_uring, or pread where it is refused
+  // A finished write looks what other processes have done to the folder, at most this often.
+  std::chrono::milliseconds rescan_interval{1000};
+  std::shared_ptr<DiskIo> io;  // null: io_uring, or pread where it is refused
 };
 
 struct SegmentInfo {
@@ -102,6 +105,7 @@ struct DiskStats {
   int64_t segments = 0, bytes_on_disk = 0;  // now: with this fingerprint
 };
 
+class DiskWorker;
 class DiskState;  // what the engine's side and the worker share
 
 // Appends the parts of one segment in order: every block, then every bundle of the header. Holds no
@@ -166,8 +170,8 @@ class DiskStore {
   // Everything since the last call, in order. Never blocks.
   std::vector<DiskEvent> TakeEvents();
   // Called on the worker's thread, with no lock of the store's held, when there are events after
-  // there were none. When SetWake returns, an earlier function is not and will not be running: do
-  // not call it while holding what that function waits for.
+  // there were none (until the destructor has returned). When SetWake returns, an earlier function
+  // is not and will not be running: do not call it while holding what that function waits for.
   void SetWake(std::function<void()> wake);
 
   // Waits until every committed writer is on disk or has failed; false: the deadline passed first.
@@ -177,10 +181,9 @@ class DiskStore {
   std::string_view backend() const;  // "io_uring" or "pread"
 
  private:
-  DiskStore(std::shared_ptr<DiskState> state);
-  class Worker;
+  DiskStore(std::shared_ptr<DiskState> state, std::unique_ptr<DiskWorker> worker);
   std::shared_ptr<DiskState> state_;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<DiskWorker> worker_;
 };
 
 }  // namespace fathom
