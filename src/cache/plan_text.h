@@ -1,0 +1,31 @@
+// A memory plan as a person reads it: at most 100 columns, bytes and GiB (or MiB, KiB) beside each
+// other.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "cache/plan_advice.h"
+#include "cache/plan_compare.h"
+#include "cache/planner.h"
+
+namespace fathom {
+
+// Everything `fathom plan` prints without --what-if. `name` is the model as given.
+std::string PlanText(const std::string& name, const ModelConfig& config, const MemoryPlan& plan,
+                     std::span<const Comparison> comparisons);
+
+// The parts, for the server's table at start too. Each ends in a line break.
+std::string WeightTable(const MemoryPlan& plan);
+std::string CacheTable(const Geometry& geometry);
+std::string SequenceTable(const MemoryPlan& plan);
+std::string WorkspaceTable(const Workspaces& workspaces);
+std::string PoolTable(const MemoryPlan& plan);
+std::string ConcurrencyTable(const MemoryPlan& plan);
+
+// "fits: ..." or "does not fit: ... more are needed; would fit: ...", without a line break.
+std::string Verdict(const MemoryPlan& plan, const PlanRemedies& remedies);
+
+std::string_view RowFormatName(ops::RowFormat format);  // "bf16", "fp8 + bf16 rope", ...
+
+}  // namespace fathom

@@ -1,0 +1,180 @@
+#include "cache/planner.h"
+
+#include <algorithm>
+
+#include "cache/window_kinds.h"
+#include "model/forward.h"
+#include "ops/indexer/scan.h"
+
+namespace fathom {
+namespace {
+
+constexpr int64_t kTableLengths[] = {8'192, 131'072, 1'048'576};
+
+// Partial results of long attention on a GPU: a fixed number (sparse_attention/cuda.h).
+constexpr int64_t kGpuAttentionScratch = int64_t{80} << 20;
+// Row stores and softmax states of one CPU thread, beside the indexer.
+constexpr int64_t kThreadScratch = int64_t{4} << 20;
+// Tokens that share the CPU indexer's expanded rows, at most.
+constexpr int kIndexerGroup = 32;
+
+Status CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return {};
+  return FailParam(Code::kInvalidArgument, flag, "{} {} is not within {} .. {}", flag, value, low,
+                   high);
+}
+
+Status Check(const ModelConfig& config, const PlanRequest& request) {
+  FATHOM_TRY(CheckRange("--context", request.context, 1, config.max_position_embeddings));
+  FATHOM_TRY(CheckRange("--max-num-seqs", request.slots, 1, 65'536));
+  FATHOM_TRY(CheckRange("--max-num-batched-tokens", request.step_tokens, 1, 1 << 20));
+  FATHOM_TRY(CheckRange("--gpus", request.gpus, 1, config.num_experts));
+  if (request.sequences < 1 || request.sequences > request.slots) {
+    return FailParam(Code::kInvalidArgument, "--batch",
+                     "--batch {} is not within 1 .. {} (--max-num-seqs)", request.sequences,
+                     request.slots);
+  }
+  if (request.step_tokens < request.slots) {
+    return FailParam(Code::kInvalidArgument, "--max-num-batched-tokens",
+                     "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step must hold "
+                     "one token of every running sequence",
+                     request.step_tokens, request.slots);
+  }
+  return {};
+}
+
+// Of one thread.
+int64_t IndexerThreadScratch(const ModelConfig& config, const Geometry& geometry) {
+  ops::IndexerArgs args;
+  args.heads = config.index_heads;
+  args.top_k = config.index_top_k;
+  args.keys.format = geometry.of(CacheKind::kIndexK).format;
+  return ops::IndexerScan(args, ops::kIndexerScalar, kIndexerGroup).scratch_bytes();
+}
+
+}  // namespace
+
+int64_t SequenceBytes::reserved() const {
+  return block_bytes + slot_bytes;
+}
+
+PoolDemand MemoryPlan::demand() const {
+  return {request.context, request.sequences, request.slots, request.bundles};
+}
+
+int PlannedLogitRows(int slots) {
+  return std::max(64, slots);
+}
+
+Workspaces PlanWorkspaces(const ModelConfig& config, const Geometry& geometry,
+                          const PlanRequest& request) {
+  const bool bf16 = request.on_gpu && request.numerics == ops::Numerics::kProduct;
+  const int64_t rows = PlannedLogitRows(request.slots);
+  const int64_t tokens = request.step_tokens;
+  Workspaces out;
+  out.activations = Forward::WorkspaceBytes(config,
+                                            {.numerics = request.numerics,
+                                             .max_tokens = request.step_tokens,
+                                             .max_logit_rows = static_cast<int>(rows)},
+                                            bf16 ? DType::kBF16 : DType::kF32);
+  out.logits = rows * config.vocab_size * int64_t{sizeof(float)};
+  // token, position and sequence [T]; query_start [S + 1], slot [S], block_table [S, blocks];
+  // logit rows (step_view.h). Tables are as long as the model's context, whatever --context says.
+  const int64_t table = geometry.blocks_for(geometry.max_positions);
+  out.step_arrays =
+      (3 * tokens + (2 + table) * request.slots + 1 + rows) * int64_t{sizeof(int32_t)};
+
+  // Inputs as a product's kernel wants them: of the widest matrix, or of all experts' slots.
+  const int64_t width = bf16 ? 2 : 4;
+  const int64_t slots = config.experts_per_token + 1;
+  const int64_t widest =
+      std::max(config.num_heads * int64_t{ops::kHeadDim}, ops::kStreams * config.hidden_size);
+  const int64_t experts =
+      2 * config.hidden_size + slots * (3 * config.expert_width + config.hidden_size);
+  const int64_t prepared = width * tokens * std::max(widest, experts) + (int64_t{1} << 20);
+  const bool csa = !geometry.of(CacheKind::kIndexK).layers.empty();
+  if (request.on_gpu) {
+    // Kernels follow each other on one stream and share it. Of the indexer: the best of each of
+    // at most 512 lists, 8 bytes an entry.
+    out.indexer_scratch = csa ? 512 * (8 * int64_t{config.index_top_k} + 4) : 0;
+    out.kernel_scratch = std::max({kGpuAttentionScratch, prepared, out.indexer_scratch});
+  } else {
+    out.indexer_scratch = csa ? request.threads * IndexerThreadScratch(config, geometry) : 0;
+    out.kernel_scratch = prepared + request.threads * kThreadScratch + out.indexer_scratch;
+  }
+  return out;
+}
+
+SequenceBytes PlanSequence(const Geometry& geometry, int64_t tokens) {
+  SequenceBytes out;
+  for (const KindGeometry& kind : geometry.kinds) {
+    if (!kind.block_kind) continue;
+    const int64_t row = static_cast<int64_t>(kind.layers.size()) * kind.row_bytes;
+    out.bytes_per_token += static_cast<double>(row) / kind.tokens_per_row;
+  }
+  out.csa_rows = tokens / geometry.of(CacheKind::kCsaKv).tokens_per_row;
+  out.hca_rows = tokens / geometry.of(CacheKind::kHcaKv).tokens_per_row;
+  out.rows = geometry.row_bytes(tokens);
+  out.window = geometry.window_bytes();
+  out.blocks = geometry.blocks_for(tokens);
+  out.block_bytes = out.blocks * geometry.block_bytes;
+  out.slot_bytes = geometry.slot_bytes;
+  return out;
+}
+
+Expected<MemoryPlan> PlanMemory(const ModelConfig& config, const PlanRequest& request) {
+  return PlanMemory(config, request, BudgetWeights(config));
+}
+
+Expected<MemoryPlan> PlanMemory(const ModelConfig& config, const PlanRequest& request,
+                                const WeightBudget& weights) {
+  MemoryPlan plan;
+  plan.request = request;
+  if (request.context == 0) plan.request.context = config.max_position_embeddings;
+  FATHOM_TRY(Check(config, plan.request));
+  FATHOM_ASSIGN(plan.geometry, MakeGeometry(config, request.cache));
+  const Geometry& geometry = plan.geometry;
+  plan.weights = weights;
+  plan.weight_bytes = weights.per_gpu(request.gpus);
+  plan.workspaces = PlanWorkspaces(config, geometry, plan.request);
+  plan.sequence = PlanSequence(geometry, plan.request.context);
+  plan.bundle_bytes = WindowKinds(geometry).aligned_bundle_bytes();
+  plan.bundle_unit = BundleUnitBytes(geometry);
+
+  const PoolDemand demand = plan.demand();
+  plan.least = LeastPools(geometry, demand);
+  const int64_t least = plan.least.bytes(geometry);
+  const int64_t fixed = plan.weight_bytes + plan.workspaces.bytes();
+  if (request.cache_memory >= 0) plan.cache_memory = request.cache_memory;
+  else if (request.memory >= 0) plan.cache_memory = std::max<int64_t>(0, request.memory - fixed);
+  if (plan.cache_memory < 0) {
+    plan.pools = DefaultPools(geometry, demand);
+  } else {
+    plan.shortfall = std::max<int64_t>(0, least - plan.cache_memory);
+    if (request.memory >= 0) {
+      // Given both, the cache must fit, and the device must hold all of it.
+      const int64_t cache = std::max<int64_t>(least, request.cache_memory);
+      plan.shortfall = std::max(plan.shortfall, fixed + cache - request.memory);
+    }
+    plan.pools = plan.fits() ? PoolsWithin(geometry, demand, plan.cache_memory) : plan.least;
+  }
+
+  std::vector<int64_t> lengths(std::begin(kTableLengths), std::end(kTableLengths));
+  lengths.push_back(plan.request.context);
+  std::sort(lengths.begin(), lengths.end());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  for (const int64_t tokens : lengths) {
+    if (tokens > config.max_position_embeddings) continue;
+    Concurrency line{.tokens = tokens};
+    if (plan.fits()) line.in_pools = SequencesIn(geometry, plan.pools, tokens);
+    if (plan.cache_memory >= 0) {
+      PoolDemand many = demand;
+      many.context = tokens;
+      line.most = MostSequences(geometry, many, plan.cache_memory);
+    }
+    plan.concurrency.push_back(line);
+  }
+  return plan;
+}
+
+}  // namespace fathom
