@@ -239,8 +239,10 @@ void BenchIndexer(RowFormat format, const char* name, int32_t context, int batch
 }  // namespace
 }  // namespace fathom::ops
 
-int main() {
+// attention_cuda_bench [attention|indexer]
+int main(int argc, char** argv) {
   using namespace fathom::ops;
+  const std::string only = argc > 1 ? argv[1] : "";
   std::printf("op,case,batch,us,gbs,tflops,share\n");
   const AttentionCase attention[] = {
       {"flash window", 64, 0, 0, 131'072},      {"flash c4 128+512", 64, 4, 512, 16'384},
@@ -249,9 +251,11 @@ int main() {
       {"pro c128 128K", 128, 128, 0, 131'072},
   };
   for (const AttentionCase& c : attention) {
+    if (only == "indexer") break;
     for (int batch : {1, 8, 32, 128}) BenchAttention(c, batch);
   }
   for (int32_t context : {4'096, 131'072, 1'048'576}) {
+    if (only == "attention") break;
     const std::string name = context == 4'096 ? "4K" : context == 131'072 ? "128K" : "1M";
     for (int batch : {1, 8, 32}) {
       BenchIndexer(RowFormat::kFp4Index, ("fp4 " + name).c_str(), context, batch);

@@ -7,13 +7,15 @@
 
 namespace fathom::ops {
 
-// Scratch for any step of at most `max_tokens` tokens; it does not grow with the context, and
-// beyond a few hundred tokens not with their number either.
+// Scratch for any step of at most `max_tokens` tokens: 64 MiB for a tile of scores and up to 16 MiB
+// for packed queries, whatever the context.
 int64_t IndexerCudaScratchBytes(int64_t max_tokens, int top_k);
 
-// kFp4Index keys: the exact expression of indexer.h, so scores and selection equal the CPU's bit
-// for bit. Float32 queries or keys: likewise. kFp8Index and kBf16 keys with bf16 queries: dot
-// products by tensor cores, each within a few units of the last place of the exact chain.
+// Float32 keys, and float32 queries of keys other than kFp4Index: the exact expression of
+// indexer.h, so scores and selection equal the CPU's bit for bit. Otherwise dot products by tensor
+// cores, those of kFp4Index exact, and a fixed order of heads of its own: scores lie within a few
+// units of the last place of the contract's chain and depend on neither the step nor its size; the
+// selection is exactly the best of these scores. At most 128 heads.
 void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream);
 
 }  // namespace fathom::ops

@@ -1,0 +1,196 @@
+// What sm_90a offers beyond plain CUDA: warpgroup matrix products, barriers in shared memory,
+// clusters, and launches that overlap with the end of the kernel before.
+//
+// Warpgroup products (wgmma): D [64, n] += A [64, k] B [k, n], by four consecutive warps. Warp w of
+// the four holds rows 16w .. 16w+15 of A (in registers) and D; lane l of it, with g = l/4, q = l%4:
+//   D: d[4j], d[4j+1] = row g, columns 8j + 2q, 8j + 2q + 1; d[4j+2], d[4j+3] the same of row g
+//   + 8. A: 32-bit words of rows g, g+8, g, g+8; words q of the first and, for the last two, of the
+//      second half of the k channels.
+// B, and A where it is no register operand, lie in shared memory in panels of rows of 128 bytes,
+// beginning at a multiple of 1,024 bytes, with the 16-byte pieces of a row swizzled:
+// SwizzledOffset.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "ops/cuda/common.cuh"
+
+namespace fathom::ops::cuda {
+
+__device__ inline uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Byte `byte` < 128 of row `row` of a panel.
+__host__ __device__ constexpr uint32_t SwizzledOffset(uint32_t row, uint32_t byte) {
+  return row * 128 + (byte ^ ((row & 7) << 4));
+}
+
+// Describes a panel at `address` (plus 32 bytes for each step along a row, or 2,048 for each step
+// of 16 rows when the rows are the k channels).
+__device__ inline uint64_t PanelDescriptor(uint32_t address) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kEightRows | uint64_t{1} << 16 | ((address & 0x3ffffu) >> 4);
+}
+
+// Orders earlier writes of registers and of shared memory by ordinary stores before what follows.
+__device__ inline void WgmmaFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ inline void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ inline void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Shared memory written by ordinary stores becomes visible to wgmma; each writer calls this before
+// the barrier.
+__device__ inline void FenceForWgmma() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#define FATHOM_WGMMA_D32(type, d)                                                                 \
+  type(d[0]), type(d[1]), type(d[2]), type(d[3]), type(d[4]), type(d[5]), type(d[6]), type(d[7]), \
+      type(d[8]), type(d[9]), type(d[10]), type(d[11]), type(d[12]), type(d[13]), type(d[14]),    \
+      type(d[15]), type(d[16]), type(d[17]), type(d[18]), type(d[19]), type(d[20]), type(d[21]),  \
+      type(d[22]), type(d[23]), type(d[24]), type(d[25]), type(d[26]), type(d[27]), type(d[28]),  \
+      type(d[29]), type(d[30]), type(d[31])
+#define FATHOM_WGMMA_D32_NAMES                                                      \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21," \
+  "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define FATHOM_WGMMA_INT(d) "+r"(d)
+#define FATHOM_WGMMA_FLOAT(d) "+f"(d)
+
+// d (+)= A B, A of unsigned bytes, B of signed bytes [n rows, 32 channels along them].
+// kAdd false: d = A B.
+template <bool kAdd>
+__device__ inline void WgmmaU8S8(int32_t (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 " FATHOM_WGMMA_D32_NAMES
+               ", {%32,%33,%34,%35}, %36, %37;"
+               : FATHOM_WGMMA_D32(FATHOM_WGMMA_INT, d)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0));
+}
+template <bool kAdd>
+__device__ inline void WgmmaU8S8(int32_t (&d)[4], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k32.s32.u8.s8 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, %9;"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0));
+}
+
+// The same in bf16, 16 channels at a time. kRowsAreChannels: the rows of B's panel are the k
+// channels and n runs along them, else the other way round.
+template <bool kAdd, bool kRowsAreChannels = false>
+__device__ inline void WgmmaBf16(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FATHOM_WGMMA_D32_NAMES
+               ", {%32,%33,%34,%35}, %36, %37, 1, 1, %38;"
+               : FATHOM_WGMMA_D32(FATHOM_WGMMA_FLOAT, d)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
+                 "n"(kRowsAreChannels ? 1 : 0));
+}
+template <bool kAdd>
+__device__ inline void WgmmaBf16(float (&d)[4], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, %9, "
+      "1, 1, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0));
+}
+// A [64 rows, 16 channels along them] in shared memory too.
+template <bool kAdd>
+__device__ inline void WgmmaBf16(float (&d)[32], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FATHOM_WGMMA_D32_NAMES
+               ", %32, %33, %34, 1, 1, 0, 0;"
+               : FATHOM_WGMMA_D32(FATHOM_WGMMA_FLOAT, d)
+               : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));
+}
+
+#undef FATHOM_WGMMA_D32
+#undef FATHOM_WGMMA_D32_NAMES
+#undef FATHOM_WGMMA_INT
+#undef FATHOM_WGMMA_FLOAT
+
+// A barrier in shared memory that `count` arrivals complete; phases alternate 0, 1, 0, ...
+__device__ inline void BarrierInit(uint64_t* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(count)
+               : "memory");
+}
+__device__ inline void BarrierArrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+__device__ inline void BarrierWait(uint64_t* barrier, uint32_t phase) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(SharedAddress(barrier)),
+      "r"(phase)
+      : "memory");
+}
+
+// Registers per thread of the calling warpgroup from here on.
+template <int kRegisters>
+__device__ inline void MoreRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void FewerRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// 16 bytes from global to shared memory without waiting; zeros when not `valid`.
+__device__ inline void CopyAsync16(uint32_t shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ inline void CopyAsyncCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ inline void CopyAsyncWaitFor() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// A kernel launched by LaunchOverlapped may start while the kernel before it in the stream still
+// runs. Every block of it calls WaitForPrevious before it touches memory that an earlier kernel
+// writes or reads for the last time, and before it ends; kernels call LetNextStart early.
+__device__ inline void WaitForPrevious() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ inline void LetNextStart() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// cluster: blocks along x that form a cluster.
+template <class... Parameters, class... Arguments>
+void LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, int64_t shared_bytes,
+                      CudaStream stream, unsigned cluster, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  FATHOM_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+// Kernels that need more dynamic shared memory than the default have to say so.
+template <class Kernel>
+void AllowShared(Kernel kernel, int64_t bytes) {
+  if (bytes <= 48 * 1024) return;
+  FATHOM_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(bytes)));
+}
+
+}  // namespace fathom::ops::cuda
