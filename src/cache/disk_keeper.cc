@@ -99,6 +99,10 @@ bool DiskKeeper::PutAside(const std::string& name, int64_t bytes) {
 Status DiskKeeper::MakeRoom(int64_t bytes, int64_t pending) {
   const int64_t limit = state_.options.max_bytes;
   if (limit == 0) return {};
+  if (pending + bytes > limit) {  // evicting everything would not help
+    return Fail(Code::kResourceExhausted, "{} bytes are more than the limit of {}", pending + bytes,
+                limit);
+  }
   bool scanned = false;
   while (true) {
     int64_t used = pending + bytes;
@@ -173,12 +177,12 @@ void DiskKeeper::Withdraw(SegmentId segment, const std::string& reason, Fate fat
     if (entry == nullptr) return;
     name = entry->info.name;
     bytes = entry->bytes();
-    state_.catalog.Remove(segment);
-    state_.PushRemoved(segment, reason);
   }
-  if (fate == Fate::kLookAgain) return;
-  if (fate == Fate::kPutAside && PutAside(name, bytes)) return;
-  shunned_.insert(name);
+  const bool shuns = fate == Fate::kShun || (fate == Fate::kPutAside && !PutAside(name, bytes));
+  if (shuns) shunned_.insert(name);
+  const std::lock_guard lock(state_.mutex);
+  state_.catalog.Remove(segment);
+  state_.PushRemoved(segment, reason);
 }
 
 void DiskKeeper::Used(SegmentId segment, int file) {

@@ -61,7 +61,8 @@ Status DiskOutput::Begin(WriteId id, WriteJob& job) {
 Status DiskOutput::WritePart(File& file, SegmentHeader& header, std::span<const std::byte> part) {
   DiskIo& io = *state_.options.io;
   const auto bytes = static_cast<int64_t>(part.size());
-  if (const Status room = keeper_.MakeRoom(AlignUp(bytes), PendingBytes()); !room) {
+  if (const Status room = keeper_.MakeRoom(AlignUp(file.end) - file.end + bytes, PendingBytes());
+      !room) {
     return Fail(room.error().code, "{}: cannot be written: {}", file.name, room.error().message);
   }
   SegmentPartEntry entry{

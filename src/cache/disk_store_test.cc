@@ -107,7 +107,7 @@ TEST(DiskStore, ParentsAreListedBeforeChildrenAndOrphansLast) {
   for (size_t i = 0; i < listed.size(); ++i) {
     const SegmentHeader& header = *listed[i].header;
     EXPECT_EQ(i < 16, header.begin == 0 || names.contains(header.parent)) << i;
-    names.insert(header.block_names.begin(), header.block_names.end());
+    if (i < 16) names.insert(header.block_names.begin(), header.block_names.end());
   }
 }
 

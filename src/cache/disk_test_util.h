@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -122,6 +124,17 @@ inline std::vector<DiskEvent> WaitEvents(DiskStore& store, size_t count) {
     if (events.size() < count) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   return events;
+}
+
+// Polls for 20 seconds at most.
+template <class Condition>
+bool WaitUntil(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
 }
 
 inline std::unique_ptr<SegmentWriter> StartWrite(DiskStore& store, const Segment& segment) {
