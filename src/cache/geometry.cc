@@ -123,7 +123,7 @@ int64_t Geometry::window_bytes() const {
 Expected<Geometry> MakeGeometry(const ModelConfig& config, const CacheOptions& options) {
   if (options.block_tokens <= 0 || options.block_tokens % kHcaRatio != 0) {
     return FailParam(Code::kInvalidArgument, "block-size",
-                     "block size {} is not a positive multiple of 128; legal are 128, 256 "
+                     "--block-size {} is not a positive multiple of 128; legal are 128, 256 "
                      "(default), 384, 512, 640, ...",
                      options.block_tokens);
   }

@@ -22,7 +22,7 @@ double Percent(int64_t part, int64_t whole) {
 std::string Header(const std::string& name, const ModelConfig& config, const MemoryPlan& plan) {
   const PlanRequest& request = plan.request;
   std::string text = fmt::format(
-      "{}: {} layers ({} SWA, {} CSA/c4a, {} HCA/c128a), {} experts, {} heads, top-{}\n", name,
+      "{}\n{} layers ({} SWA, {} CSA/c4a, {} HCA/c128a), {} experts, {} heads, top-{}\n", name,
       config.num_layers, config.count(LayerKind::kSwa), config.count(LayerKind::kCsa),
       config.count(LayerKind::kHca), config.num_experts, config.num_heads, config.index_top_k);
   text += fmt::format("context {}, {} of them at once, --max-num-seqs {}, steps of {} tokens, {}\n",
@@ -116,20 +116,19 @@ std::string SequenceTable(const MemoryPlan& plan) {
   std::string text =
       fmt::format("one sequence of {} tokens: {} rows of each CSA layer, {} of each HCA layer\n",
                   Grouped(plan.request.context), Grouped(one.csa_rows), Grouped(one.hca_rows));
-  text += Line("compressed rows", one.rows,
-               fmt::format("{} B a token", fmt::format("{:.4f}", one.bytes_per_token)));
-  text += Line("windows", one.window, "128 rows of every layer, whatever the length");
+  text += Line("compressed rows", one.rows, fmt::format("{} B a token", one.bytes_per_token));
+  text += Line("windows", one.window, "128 rows of every layer, at any length");
   text += Line("together", one.total());
   text += Line("in blocks", one.block_bytes,
                fmt::format("{} x {} B", Grouped(one.blocks), Grouped(plan.geometry.block_bytes)));
-  text += Line("in a slot", one.slot_bytes, "windows and compressor states, whatever the length");
+  text += Line("in a slot", one.slot_bytes, "windows and compressor states");
   text += Line("a bundle", plan.bundle_bytes,
-               fmt::format("a saved slot; up to {} B between groups", Grouped(plan.bundle_unit)));
+               fmt::format("a saved slot; at most {} B", Grouped(plan.bundle_unit)));
   return text;
 }
 
 std::string WorkspaceTable(const Workspaces& work) {
-  std::string text = "workspaces of a step, whatever the context\n";
+  std::string text = "workspaces of a step, at any context\n";
   text += Line("activations", work.activations);
   text += Line("logits", work.logits);
   text += Line("step arrays", work.step_arrays);
@@ -184,13 +183,12 @@ std::string Verdict(const MemoryPlan& plan, const PlanRemedies& remedies) {
   std::string text =
       fmt::format("does not fit: {} more are needed", BytesAndAmount(plan.shortfall));
   if (request.memory >= 0 && fixed > request.memory) {
-    text += fmt::format(
-        ";\nweights and workspaces alone take {}: {} of weights would have to be offloaded,\nwhich "
-        "Fathom does not do",
-        BytesAndAmount(fixed), BytesAndAmount(fixed - request.memory));
+    text += fmt::format("\nweights and workspaces alone take {}", BytesAndAmount(fixed));
+    text += fmt::format("\nof weights, {} would have to be offloaded, which Fathom does not do",
+                        BytesAndAmount(fixed - request.memory));
   }
   const std::string would = RemedyText(remedies);
-  if (!would.empty()) text += ";\nwould fit: " + would;
+  if (!would.empty()) text += "\nwould fit with " + would;
   return text;
 }
 

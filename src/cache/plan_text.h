@@ -23,7 +23,8 @@ std::string WorkspaceTable(const Workspaces& workspaces);
 std::string PoolTable(const MemoryPlan& plan);
 std::string ConcurrencyTable(const MemoryPlan& plan);
 
-// "fits: ..." or "does not fit: ... more are needed; would fit: ...", without a line break.
+// "fits: ...", or "does not fit: ... more are needed" and, each on a line, what of it is weights
+// and what would fit. No line break at the end.
 std::string Verdict(const MemoryPlan& plan, const PlanRemedies& remedies);
 
 std::string_view RowFormatName(ops::RowFormat format);  // "bf16", "fp8 + bf16 rope", ...

@@ -52,13 +52,6 @@ Status CheckPositive(const char* flag, int64_t value) {
   return FailParam(Code::kInvalidArgument, flag, "{} must be at least 1, not {}", flag, value);
 }
 
-int64_t DeviceMemoryBytes(const ops::Backend* gpu) {
-#if FATHOM_CUDA
-  if (gpu != nullptr) return ops::CudaBackend::Memory().total;
-#endif
-  return MachineMemoryBytes();
-}
-
 Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const ForwardOptions& forward,
                                                  BlockPool& blocks, SlotPool& slots) {
   const ExecutorLimits limits = {forward.max_tokens, forward.max_logit_rows};
@@ -81,11 +74,23 @@ Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const Forward
 
 }  // namespace
 
+int64_t DeviceMemoryBytes(const ops::Backend* gpu) {
+#if FATHOM_CUDA
+  if (gpu != nullptr) return ops::CudaBackend::Memory().total;
+#endif
+  return MachineMemoryBytes();
+}
+
+bool RunsOnGpu(const std::string& device) {
+#if FATHOM_CUDA
+  if (device == "auto") return ops::CudaBackend::Available();
+#endif
+  return device == "cuda";
+}
+
 Expected<std::unique_ptr<ops::Backend>> OpenDevice(const std::string& device) {
 #if FATHOM_CUDA
-  if (device == "cuda" || (device == "auto" && ops::CudaBackend::Available())) {
-    return ops::CudaBackend::Make();
-  }
+  if (RunsOnGpu(device)) return ops::CudaBackend::Make();
 #else
   if (device == "cuda") {
     return FailParam(Code::kUnavailable, "--device",
@@ -137,6 +142,21 @@ Expected<std::string> DemoModelDirectory() {
   std::string places;
   for (const std::string& path : tried) places += (places.empty() ? "" : ", ") + path;
   return Fail(Code::kNotFound, "no MODEL given and the demo checkpoint is in none of: {}", places);
+}
+
+Expected<std::string> FindModel(const std::string& model) {
+  if (model.empty()) return DemoModelDirectory();
+  if (model.ends_with(".gguf")) {
+    return FailParam(Code::kInvalidArgument, "model",
+                     "{}: GGUF is not supported; MODEL is a directory of safetensors files with "
+                     "config.json, or org/name",
+                     model);
+  }
+  FATHOM_ASSIGN(std::string directory, ResolveModel(model));
+  if (std::error_code error; !fs::exists(directory + "/config.json", error)) {
+    return FailParam(Code::kNotFound, "model", "no model in {}: config.json is missing", directory);
+  }
+  return directory;
 }
 
 int64_t MachineMemoryBytes() {
@@ -241,21 +261,7 @@ Expected<EngineOptions> PlanEngine(const RuntimeOptions& options, const ModelCon
 Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   auto runtime = std::make_unique<Runtime>();
   runtime->options = options;
-  if (options.model.empty()) {
-    FATHOM_ASSIGN(runtime->directory, DemoModelDirectory());
-  } else {
-    if (options.model.ends_with(".gguf")) {
-      return FailParam(Code::kInvalidArgument, "model",
-                       "{}: GGUF is not supported; MODEL is a directory of safetensors files with "
-                       "config.json, or org/name",
-                       options.model);
-    }
-    FATHOM_ASSIGN(runtime->directory, ResolveModel(options.model));
-  }
-  if (std::error_code error; !fs::exists(runtime->directory + "/config.json", error)) {
-    return FailParam(Code::kNotFound, "model", "no model in {}: config.json is missing",
-                     runtime->directory);
-  }
+  FATHOM_ASSIGN(runtime->directory, FindModel(options.model));
   const std::string& directory = runtime->directory;
   FATHOM_ASSIGN(runtime->config, LoadModelConfig(directory));
   FATHOM_ASSIGN(runtime->defaults, LoadGenerationDefaults(directory));

@@ -63,6 +63,12 @@ struct Runtime {
 // cannot work fails before weights are read. Errors name the flag, file or number.
 Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options);
 
+// The directory of MODEL; empty: the demo checkpoint. kNotFound when no config.json is there.
+Expected<std::string> FindModel(const std::string& model);
+
+// Whether --device means a GPU on this machine: cuda, or auto where there is one.
+bool RunsOnGpu(const std::string& device);
+
 // Opens the GPU that --device asks for; null for the CPU. kUnavailable says why there is none when
 // `device` is "cuda".
 Expected<std::unique_ptr<ops::Backend>> OpenDevice(const std::string& device);
@@ -85,6 +91,9 @@ Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options);
 Expected<EngineOptions> PlanEngine(const RuntimeOptions& options, const ModelConfig& config,
                                    const Geometry& geometry, int64_t weight_bytes,
                                    int64_t machine_bytes);
+
+// All memory of the device the model runs on: of the GPU, or where it is null of the machine.
+int64_t DeviceMemoryBytes(const ops::Backend* gpu);
 
 // Physical memory, or the cgroup's limit when that is smaller.
 int64_t MachineMemoryBytes();
