@@ -108,10 +108,9 @@ class ChatRenderer {
 
   // The assistant's turn begins after turn i.
   void HandOff(size_t i) {
+    Token(encoder_.assistant_);
     bool thinks =
         options_.thinking && (!options_.drop_thinking || static_cast<ptrdiff_t>(i) >= last_user_);
-    if (thinks && options_.drop_thinking && i + 1 >= turns_.size()) Mark();
-    Token(encoder_.assistant_);
     Token(thinks ? encoder_.think_begin_ : encoder_.think_end_);
     handed_off_ = true;
   }

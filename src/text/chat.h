@@ -42,10 +42,9 @@ struct ChatPrompt {
   // Where other prompts are likely to part from this one, increasing, each in (1, ids.size()): the
   // number of ids that stay the same when
   // - the system messages at the beginning are followed by another conversation,
-  // - the last user turn is another one,
-  // - the reply is part of the conversation and its reasoning is not (thinking with drop_thinking,
-  //   where </think> will stand in the place of the <think> that ends this prompt).
-  // A prefix cache does well to make these positions resumable besides the prompt's end.
+  // - the last user turn is another one.
+  // A prefix cache does well to make these positions resumable besides the prompt's last token,
+  // which is where the next prompt parts from one that ends in <think>.
   std::vector<int64_t> boundaries;
 };
 

@@ -189,14 +189,12 @@ TEST(Chat, BoundariesStandWhereOtherPromptsPart) {
       Message(Role::kSystem, "s"), Message(Role::kSystem, "t"), Message(Role::kUser, "u"),
       Message(Role::kAssistant, "a", "r"), Message(Role::kUser, "v")};
   EXPECT_EQ(RenderBoundaries(messages, kPlain), "[B]st|[U]u[A]</think>a[E]|[U]v[A]</think>");
-  // The reply's reasoning will be dropped: the next prompt parts before <think>.
-  EXPECT_EQ(RenderBoundaries(messages, kThinking), "[B]st|[U]u[A]</think>a[E]|[U]v|[A]<think>");
+  EXPECT_EQ(RenderBoundaries(messages, kThinking), "[B]st|[U]u[A]</think>a[E]|[U]v[A]<think>");
   EXPECT_EQ(RenderBoundaries(messages, kKeep), "[B]st|[U]u[A]<think>r</think>a[E]|[U]v[A]<think>");
 }
 
 TEST(Chat, BoundariesAreDistinctAndMoreThanBos) {
   EXPECT_EQ(RenderBoundaries({Message(Role::kUser, "u")}, kPlain), "[B][U]u[A]</think>");
-  EXPECT_EQ(RenderBoundaries({Message(Role::kUser, "u")}, kThinking), "[B][U]u|[A]<think>");
   EXPECT_EQ(RenderBoundaries({Message(Role::kSystem, ""), Message(Role::kUser, "u")}, kPlain),
             "[B][U]u[A]</think>");
   EXPECT_EQ(RenderBoundaries({Message(Role::kSystem, "s"), Message(Role::kUser, "u")}, kPlain),
@@ -207,10 +205,6 @@ TEST(Chat, NoBoundaryWhereTextRunsOn) {
   const ChatOptions open = {.add_generation_prompt = false};
   EXPECT_EQ(RenderBoundaries({Message(Role::kSystem, "s"), Message(Role::kAssistant, "a")}, open),
             "[B]sa[E]");
-  // The reminder follows the hand-off: what comes after the reply is another rendering.
-  EXPECT_EQ(
-      RenderBoundaries({Message(Role::kUser, "u"), Message(Role::kLatestReminder, "r")}, kThinking),
-      "[B][U]u[A]<think>[R]r");
 }
 
 std::vector<ChatMessage> GenMessages() {
@@ -282,24 +276,11 @@ RC_GTEST_PROP(Chat, PromptsAgreeUpToTheirBoundaries, ()) {
     return static_cast<int64_t>(other.ids.size()) >= boundary &&
            std::equal(prompt.ids.begin(), prompt.ids.begin() + boundary, other.ids.begin());
   };
-  const bool reasoning_goes = options.thinking && options.drop_thinking;
   if (messages.back().role != Role::kUser || prompt.boundaries.empty()) return;
-  if (reasoning_goes) {
-    // The conversation goes on.
-    std::vector<ChatMessage> longer = messages;
-    longer.push_back(Message(Role::kAssistant, "a", "r"));
-    longer.push_back(Message(Role::kUser, "next"));
-    // Developer turns, which are left out then, may move it.
-    const bool developers = std::any_of(messages.begin(), messages.end(), [](const ChatMessage& m) {
-      return m.role == Role::kDeveloper;
-    });
-    RC_ASSERT(developers || agrees(longer, prompt.boundaries.back()));
-  } else {
-    std::vector<ChatMessage> changed = messages;
-    changed.back().content = "another question";
-    // Neighbouring user messages are one turn: the change is behind its beginning.
-    RC_ASSERT(agrees(changed, prompt.boundaries.back()));
-  }
+  // Neighbouring user messages are one turn: the change is behind its beginning.
+  std::vector<ChatMessage> changed = messages;
+  changed.back().content = "another question";
+  RC_ASSERT(agrees(changed, prompt.boundaries.back()));
 }
 
 }  // namespace
