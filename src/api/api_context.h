@@ -8,6 +8,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <cstdint>
 
+#include "api/explanation.h"
 #include "api/metrics.h"
 #include "api/served_model.h"
 #include "api/server.h"
@@ -18,12 +19,13 @@ struct ApiContext {
   ApiContext(const ServerOptions& server_options, ServedModel served)
       : options(server_options),
         model(std::move(served)),
-        metrics(options.metrics_prefix, model.names.front(), *model.engine),
+        metrics(options.metrics_prefix, model.names.front(), *model.engine, model.counters),
         text_pool(static_cast<size_t>(options.text_threads)) {}
 
   const ServerOptions options;
   const ServedModel model;
   Metrics metrics;
+  ExplainLog explanations;
   boost::asio::thread_pool text_pool;
   std::atomic<bool> draining{false};
   std::atomic<bool> stopping{false};  // connections that begin now end at once

@@ -84,6 +84,7 @@ HttpResponse ApiHandler::Short(const RouteMatch& match) const {
       break;
     case Route::kModels: response = ListModels(api_.model); break;
     case Route::kModel: response = ShowModel(api_.model, match.argument); break;
+    case Route::kExplain: response = Explain(api_.explanations, match.argument); break;
     case Route::kHealth:
     case Route::kPing:
       response = Health(api_.model.engine->stats(), api_.draining, api_.options.unhealthy_after);

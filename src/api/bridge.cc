@@ -18,6 +18,13 @@ void Bridge::Dispatch(std::vector<Output> outputs) {
     const auto entry = table_.find(output.id);
     if (entry == table_.end()) continue;  // its connection is gone
     OutputSink* sink = entry->second.sink;
+    if (sink == nullptr) {
+      if (!output.finish) continue;
+      const std::function<void(Output)> last = std::move(entry->second.last);
+      table_.erase(entry);
+      last(std::move(output));
+      continue;
+    }
     if (!std::exchange(sink->touched_, true)) touched_.push_back(sink);
     sink->OnOutput(entry->second.choice, std::move(output));
   }

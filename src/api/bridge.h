@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <boost/asio/io_context.hpp>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -36,13 +37,18 @@ class Bridge : public OutputQueue, public std::enable_shared_from_this<Bridge> {
 
   // The rest: io thread. Outputs of a request cannot be handled before Add when Submit and Add
   // happen in the same handler.
-  void Add(RequestId id, OutputSink* sink, size_t choice) { table_[id] = {sink, choice}; }
+  void Add(RequestId id, OutputSink* sink, size_t choice) { table_[id] = {sink, choice, {}}; }
   void Remove(RequestId id) { table_.erase(id); }
+  // In the place of the request's sink: `last` gets its last output, nobody the others.
+  void AwaitLast(RequestId id, std::function<void(Output)> last) {
+    table_[id] = {nullptr, 0, std::move(last)};
+  }
 
  private:
   struct Entry {
-    OutputSink* sink;
-    size_t choice;
+    OutputSink* sink = nullptr;
+    size_t choice = 0;
+    std::function<void(Output)> last;
   };
   void Dispatch(std::vector<Output> outputs);
 

@@ -139,6 +139,7 @@ std::string ChatWriter::Body() {
     json["prompt_logprobs"] = PromptLogprobsJson(generation_.choices().front());
   }
   if (params.return_token_ids) json["prompt_token_ids"] = generation_.prompt(0);
+  AddExplanation(&json);
   return DumpJson(json);
 }
 

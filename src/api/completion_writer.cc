@@ -142,6 +142,7 @@ std::string CompletionWriter::Body() {
   }
   json["choices"] = std::move(choices);
   json["usage"] = UsageJson();
+  AddExplanation(&json);
   return DumpJson(json);
 }
 

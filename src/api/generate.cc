@@ -63,6 +63,7 @@ class Branches : public OutputSink {
       api_.metrics.ObserveSizes(usage.prompt, usage.completion);
       api_.metrics.ObserveEndToEnd(Seconds(Clock::now() - arrival_));
       LogEnd(usage);
+      Explain(usage);
     }
   }
 
@@ -111,6 +112,33 @@ class Branches : public OutputSink {
   struct Times {
     std::optional<Clock::time_point> first, last;  // tokens of a choice
   };
+
+  // Enters the request into the log of explanations when the last of its reports is there: the
+  // engine gives those of cancelled choices at the end of its step.
+  void Explain(const Usage& usage) {
+    auto explanation = std::make_shared<Explanation>();
+    explanation->id = generation_.id();
+    explanation->request_id = connection_.request_id();
+    explanation->model = generation_.plan().model;
+    explanation->session = generation_.plan().params.session;
+    explanation->created = generation_.created();
+    explanation->prompt_tokens = usage.prompt;
+    explanation->cached_tokens = usage.cached;
+    explanation->completion_tokens = usage.completion;
+    explanation->choices = generation_.explained();
+    explanation->choices.resize(ids_.size());  // those the engine took
+    auto missing = std::make_shared<size_t>(0);
+    for (size_t i = 0; i < ids_.size(); ++i) {
+      const Choice& choice = generation_.choices()[i];
+      if (choice.report != nullptr) continue;
+      ++*missing;
+      bridge_->AwaitLast(ids_[i], [&log = api_.explanations, explanation, missing, i](Output last) {
+        explanation->choices[i].report = std::move(last.report);
+        if (--*missing == 0) log.Add(*explanation);
+      });
+    }
+    if (*missing == 0) api_.explanations.Add(*explanation);
+  }
 
   // One line per request. Its rate is that of all choices together after the first token.
   void LogEnd(const Usage& usage) const {
@@ -182,7 +210,7 @@ asio::awaitable<void> Stream(ApiContext& api, Connection& connection, Generation
       co_await connection.Write(std::move(events));
       co_return;
     }
-    const bool last = generation.finished();
+    const bool last = generation.settled();
     if (last) writer.AppendEnd(&events);
     const Clock::time_point now = Clock::now();
     if (events.empty() && now - written >= api.options.heartbeat) events = ": heartbeat\n\n";
@@ -199,7 +227,7 @@ asio::awaitable<void> Stream(ApiContext& api, Connection& connection, Generation
 
 asio::awaitable<void> Collect(ApiContext& api, Connection& connection, Generation& generation,
                               ReplyWriter& writer) {
-  while (!generation.finished() && generation.error() == nullptr) {
+  while (!generation.settled() && generation.error() == nullptr) {
     co_await connection.WaitUntil(Clock::now() + api.options.heartbeat);
     if (connection.disconnected()) co_return;
     CheckStall(api, generation);

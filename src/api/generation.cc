@@ -48,11 +48,11 @@ Expected<GenerationPlan> PrepareChat(std::string_view body, const ServedModel& m
   FATHOM_ASSIGN(ChatRequest request, ParseChatRequest(json, model));
   GenerationPlan plan;
   FATHOM_ASSIGN(plan.model, CheckModelName(request.params.model, model));
-  FATHOM_ASSIGN(std::vector<TokenId> prompt,
-                model.encoder->Encode(request.messages, request.options));
-  FATHOM_TRY(CheckLength(prompt.size(), request.params, "messages", model));
-  plan.thinking = EndsInsideThinking(prompt, *model.encoder);
-  plan.prompts.push_back(std::move(prompt));
+  FATHOM_ASSIGN(ChatPrompt prompt, model.encoder->EncodePrompt(request.messages, request.options));
+  FATHOM_TRY(CheckLength(prompt.ids.size(), request.params, "messages", model));
+  plan.thinking = EndsInsideThinking(prompt.ids, *model.encoder);
+  plan.prompts.push_back(std::move(prompt.ids));
+  plan.boundaries = std::move(prompt.boundaries);
   plan.params = std::move(request.params);
   // vLLM's echo: an open last turn is given back in front of its continuation.
   plan.echo.emplace_back();
@@ -149,6 +149,10 @@ std::vector<Request> Generation::MakeRequests(uint64_t random_seed) {
     }
     request.priority = params.priority;
     request.progress = params.include_progress;
+    request.cache_salt = params.cache_salt;
+    request.boundaries = plan_.boundaries;
+    request.session = params.session;
+    request.retain_seconds = params.session.empty() ? 0 : static_cast<double>(params.session_ttl);
     requests.push_back(std::move(request));
   }
   return requests;
@@ -167,6 +171,7 @@ void Generation::Append(Choice& choice, OutputDelta delta) {
 
 bool Generation::Accept(size_t index, Output output) {
   Choice& choice = choices_[index];
+  if (output.report != nullptr) choice.report = output.report;
   if (choice.finished()) return false;
   choice.cached_tokens = std::max(choice.cached_tokens, output.cached_tokens);
   choice.prefilled = std::max(choice.prefilled, output.prefilled);
@@ -239,6 +244,22 @@ Usage Generation::usage() const {
     if (i % plan_.params.n == 0) usage.cached += choice.cached_tokens;
   }
   return usage;
+}
+
+bool Generation::settled() const {
+  if (!finished()) return false;
+  if (!plan_.params.explain || error() != nullptr) return true;
+  return std::all_of(choices_.begin(), choices_.end(),
+                     [](const Choice& choice) { return choice.report != nullptr; });
+}
+
+std::vector<ExplainedChoice> Generation::explained() const {
+  std::vector<ExplainedChoice> list;
+  for (const Choice& choice : choices_) {
+    list.push_back(
+        {choice.finished() ? choice.finish : "abort", choice.completion_tokens, choice.report});
+  }
+  return list;
 }
 
 int64_t Generation::prefilled() const {

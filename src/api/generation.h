@@ -11,10 +11,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "api/explanation.h"
 #include "api/openai_request.h"
 #include "api/served_model.h"
 #include "engine/request.h"
@@ -28,6 +30,7 @@ struct GenerationPlan {
   std::string model;  // the name to report
   GenerationParams params;
   std::vector<std::vector<TokenId>> prompts;  // one for chat
+  std::vector<int64_t> boundaries;            // of a chat's prompt: ChatPrompt::boundaries
   // Text put before each prompt's completion: echo.
   std::vector<std::string> echo;
   bool thinking = false;  // generation starts inside <think>
@@ -67,8 +70,10 @@ struct Choice {
   int64_t completion_tokens = 0;  // an end token included, nothing after a stop string
   int64_t cached_tokens = 0;
   int64_t prefilled = 0;
-  bool started = false;     // something was generated or it has finished
-  std::string finish;       // "stop", "length"; empty while it runs
+  bool started = false;  // something was generated or it has finished
+  std::string finish;    // "stop", "length"; empty while it runs
+  // The engine's last word; a stop string ends a choice one step earlier.
+  std::shared_ptr<const RequestReport> report;
   std::string stop_text;    // the stop string met
   TokenId stop_token = -1;  // the stop token id met, the model's own end tokens excepted
   // The writer's marks.
@@ -92,14 +97,17 @@ class Generation {
   std::vector<Request> MakeRequests(uint64_t random_seed);
 
   // Takes one step's news about a choice. True when the engine should cancel the branch because a
-  // stop string ended it. Outputs of finished choices are ignored.
+  // stop string ended it. Of outputs of finished choices only the report counts.
   bool Accept(size_t choice, Output output);
 
   bool finished() const { return finished_ == choices_.size(); }
+  // Finished, and with everything the reply has to tell: explain waits for the engine's reports.
+  bool settled() const;
   const Error* error() const { return error_.message.empty() ? nullptr : &error_; }
   void Abort(Error error);  // ends all choices with an error
 
   Usage usage() const;
+  std::vector<ExplainedChoice> explained() const;
   // Bytes of text not yet taken.
   size_t pending_bytes() const { return pending_bytes_; }
   void MarkTaken() { pending_bytes_ = 0; }

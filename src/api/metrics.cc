@@ -9,9 +9,7 @@
 namespace fathom {
 namespace {
 
-using prometheus::ClientMetric;
 using prometheus::MetricFamily;
-using prometheus::MetricType;
 
 // vLLM's bounds, so that dashboards made for it fit.
 const prometheus::Histogram::BucketBoundaries kFirstToken = {
@@ -30,8 +28,12 @@ const prometheus::Histogram::BucketBoundaries kTokens = {
 }  // namespace
 
 struct Metrics::Impl {
-  Impl(const std::string& metric_prefix, const std::string& model_name, const Engine& served)
-      : prefix(metric_prefix), labels{{"model_name", model_name}, {"engine", "0"}}, engine(served) {
+  Impl(const std::string& metric_prefix, const std::string& model_name, const Engine& served,
+       std::vector<ExtraCounter> counters)
+      : prefix(metric_prefix),
+        labels{{"model_name", model_name}, {"engine", "0"}},
+        engine(served),
+        extra(std::move(counters)) {
     first_token = &Histogram("time_to_first_token_seconds",
                              "Seconds from a request's arrival to its first token.", kFirstToken);
     inter_token =
@@ -67,65 +69,10 @@ struct Metrics::Impl {
         .Add({}, bounds);
   }
 
-  MetricFamily Family(const char* name, const char* help, MetricType type) const {
-    MetricFamily family;
-    family.name = prefix + name;
-    family.help = help;
-    family.type = type;
-    return family;
-  }
-
-  void AddValue(MetricFamily& family, double value,
-                std::vector<ClientMetric::Label> extra = {}) const {
-    ClientMetric metric;
-    for (const auto& [name, text] : labels) metric.label.push_back({name, text});
-    for (auto& label : extra) metric.label.push_back(std::move(label));
-    if (family.type == MetricType::Counter) metric.counter.value = value;
-    else metric.gauge.value = value;
-    family.metric.push_back(std::move(metric));
-  }
-
-  std::vector<MetricFamily> EngineFamilies() const {
-    const EngineStats stats = engine.stats();
-    std::vector<MetricFamily> families;
-    const auto add = [&](const char* name, const char* help, MetricType type, double value) {
-      families.push_back(Family(name, help, type));
-      AddValue(families.back(), value);
-    };
-    const auto gauge = MetricType::Gauge;
-    const auto counter = MetricType::Counter;
-    const double used =
-        stats.blocks_total > 0 ? static_cast<double>(stats.blocks_used) / stats.blocks_total : 0;
-    add("num_requests_running", "Sequences in the running batch.", gauge, stats.running);
-    add("num_requests_waiting", "Sequences waiting for memory or a slot.", gauge, stats.waiting);
-    add("kv_cache_usage_perc", "Blocks in use; 1 is all of them.", gauge, used);
-    add("prompt_tokens_total", "Prompt tokens computed.", counter,
-        static_cast<double>(stats.prompt_tokens));
-    add("generation_tokens_total", "Tokens generated.", counter,
-        static_cast<double>(stats.generation_tokens));
-    add("num_preemptions_total", "Sequences that gave up their blocks and are computed anew.",
-        counter, static_cast<double>(stats.preemptions));
-    add("engine_steps_total", "Steps the engine has run.", counter,
-        static_cast<double>(stats.steps));
-    add("last_step_seconds", "Duration of the last step.", gauge, stats.last_step_seconds);
-    add("oldest_waiting_seconds", "Age of the oldest waiting request.", gauge,
-        stats.oldest_waiting_seconds);
-    families.push_back(Family("pool_units_used", "Units of each cache pool in use.", gauge));
-    AddValue(families.back(), stats.blocks_used, {{"pool", "blocks"}});
-    AddValue(families.back(), stats.slots_used, {{"pool", "slots"}});
-    families.push_back(Family("pool_units_total", "Units of each cache pool.", gauge));
-    AddValue(families.back(), stats.blocks_total, {{"pool", "blocks"}});
-    AddValue(families.back(), stats.slots_total, {{"pool", "slots"}});
-    families.push_back(Family("pool_unit_bytes", "Bytes of one unit of each cache pool.", gauge));
-    const Geometry& geometry = engine.geometry();
-    AddValue(families.back(), static_cast<double>(geometry.block_bytes), {{"pool", "blocks"}});
-    AddValue(families.back(), static_cast<double>(geometry.slot_bytes), {{"pool", "slots"}});
-    return families;
-  }
-
   std::string prefix;
   prometheus::Labels labels;
   const Engine& engine;
+  const std::vector<ExtraCounter> extra;
   prometheus::Registry registry;
   prometheus::Histogram* first_token;
   prometheus::Histogram* inter_token;
@@ -137,8 +84,9 @@ struct Metrics::Impl {
   prometheus::Family<prometheus::Counter>* success;
 };
 
-Metrics::Metrics(const std::string& prefix, const std::string& model_name, const Engine& engine)
-    : impl_(std::make_unique<Impl>(prefix, model_name, engine)) {}
+Metrics::Metrics(const std::string& prefix, const std::string& model_name, const Engine& engine,
+                 std::vector<ExtraCounter> extra)
+    : impl_(std::make_unique<Impl>(prefix, model_name, engine, std::move(extra))) {}
 Metrics::~Metrics() = default;
 
 void Metrics::ObserveFirstToken(double seconds) {
@@ -167,7 +115,11 @@ void Metrics::CountFinished(const std::string& reason) {
 
 std::string Metrics::Text() const {
   std::vector<MetricFamily> families = impl_->registry.Collect();
-  for (MetricFamily& family : impl_->EngineFamilies()) families.push_back(std::move(family));
+  const auto add = [&](std::vector<MetricFamily> more) {
+    for (MetricFamily& family : more) families.push_back(std::move(family));
+  };
+  add(EngineMetrics(impl_->engine.stats(), impl_->engine.geometry(), impl_->prefix, impl_->labels));
+  add(ExtraMetrics(impl_->extra, impl_->prefix, impl_->labels));
   return prometheus::TextSerializer().Serialize(families);
 }
 

@@ -4,7 +4,9 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "api/engine_metrics.h"
 #include "engine/engine.h"
 
 namespace fathom {
@@ -12,7 +14,8 @@ namespace fathom {
 class Metrics {
  public:
   // `prefix` replaces "vllm:"; the engine must outlive the object.
-  Metrics(const std::string& prefix, const std::string& model_name, const Engine& engine);
+  Metrics(const std::string& prefix, const std::string& model_name, const Engine& engine,
+          std::vector<ExtraCounter> extra = {});
   ~Metrics();
 
   void ObserveFirstToken(double seconds);  // from the request's arrival

@@ -13,6 +13,8 @@ using nlohmann::json;
 
 constexpr int64_t kInt64Max = std::numeric_limits<int64_t>::max();
 constexpr int64_t kInt64Min = std::numeric_limits<int64_t>::min();
+constexpr size_t kMaxNameBytes = 1024;                        // of a salt or session
+constexpr int64_t kMaxTtlSeconds = int64_t{366} * 24 * 3600;  // of a session
 
 void ReadLogitBias(FieldReader& fields, int64_t vocab_size, GenerationParams* params) {
   const json* biases = fields.Object("logit_bias");
@@ -67,6 +69,34 @@ void ReadStreamOptions(FieldReader& fields, GenerationParams* params) {
   fields.Adopt(inner);
 }
 
+// A text that may be left out, but not empty: an empty salt or session would stand for the common
+// one without saying so.
+void ReadName(FieldReader& fields, const char* key, std::string* out) {
+  const json* value = fields.Find(key);
+  fields.String(key, out);
+  if (value == nullptr || !value->is_string()) return;
+  if (out->empty()) return fields.Refuse(key, "must not be empty");
+  if (out->size() > kMaxNameBytes) {
+    fields.Refuse(
+        key, fmt::format("holds {} bytes; at most {} are allowed", out->size(), kMaxNameBytes));
+  }
+}
+
+// The prefix cache: vLLM's cache_salt, and what is Fathom's own.
+void ReadCacheFields(FieldReader& fields, GenerationParams* params) {
+  ReadName(fields, "cache_salt", &params->cache_salt);
+  const json* own = fields.Object("fathom");
+  if (own == nullptr) return;
+  FieldReader inner(*own, "fathom.");
+  ReadName(inner, "session", &params->session);
+  inner.Integer("ttl", 0, kMaxTtlSeconds, &params->session_ttl);
+  if (inner.Find("ttl") != nullptr && inner.Find("session") == nullptr) {
+    inner.Refuse("ttl", "needs fathom.session");
+  }
+  inner.Bool("explain", &params->explain);
+  fields.Adopt(inner);
+}
+
 }  // namespace
 
 void ReadGenerationParams(FieldReader& fields, const ServedModel& model, GenerationParams* params) {
@@ -116,9 +146,9 @@ void ReadGenerationParams(FieldReader& fields, const ServedModel& model, Generat
   fields.Bool("return_token_ids", &params->return_token_ids);
   fields.Integer("priority", std::numeric_limits<int>::min(), std::numeric_limits<int>::max(),
                  &params->priority);
+  ReadCacheFields(fields, params);
   std::string ignored;  // accepted for their types; they change nothing here
   fields.String("user", &ignored);
-  fields.String("cache_salt", &ignored);
   fields.Object("metadata");
   int best_of = params->n;
   fields.Integer("best_of", 1, kMaxChoices, &best_of);

@@ -44,6 +44,11 @@ struct GenerationParams {
   bool echo = false;
   bool return_token_ids = false;
   int priority = 0;
+  std::string cache_salt;  // prompts with different salts share no cache
+  // Of the `fathom` object.
+  std::string session;         // what it leaves in the cache is the last to be evicted ...
+  int64_t session_ttl = 3600;  // ... for so many seconds
+  bool explain = false;        // the reply says where time and bytes went
 };
 
 struct ChatRequest {

@@ -59,7 +59,8 @@ const std::vector<Field>& SharedFields() {
       {"priority", Kind::kInteger, -5, {1.5, int64_t{1} << 40}},
       {"best_of", Kind::kInteger, 1, {0, 2}},
       {"user", Kind::kString, "u", {}},
-      {"cache_salt", Kind::kString, "s", {}},
+      {"cache_salt", Kind::kString, "s", {"", std::string(1025, 's')}},
+      {"fathom", Kind::kObject, {{"session", "a"}, {"ttl", 60}, {"explain", true}}, {}},
       {"metadata", Kind::kObject, json::object(), {}},
       {"response_format",
        Kind::kObject,
@@ -261,6 +262,36 @@ TEST_F(OpenAiRequest, StreamOptionsNameTheInnerField) {
   ExpectRefusal(true, body, "stream_options");
   body["stream_options"] = 3;
   ExpectRefusal(true, body, "stream_options");
+}
+
+TEST_F(OpenAiRequest, TheFathomObjectNamesTheInnerField) {
+  const std::pair<json, const char*> wrong[] = {
+      {{{"session", 7}}, "fathom.session"},
+      {{{"session", ""}}, "fathom.session"},
+      {{{"session", std::string(1025, 's')}}, "fathom.session"},
+      {{{"session", "a"}, {"ttl", "1h"}}, "fathom.ttl"},
+      {{{"session", "a"}, {"ttl", -1}}, "fathom.ttl"},
+      {{{"session", "a"}, {"ttl", 0.5}}, "fathom.ttl"},
+      {{{"session", "a"}, {"ttl", int64_t{1} << 40}}, "fathom.ttl"},
+      {{{"ttl", 60}}, "fathom.ttl"},
+      {{{"explain", 1}}, "fathom.explain"},
+      {{{"explain", "yes"}}, "fathom.explain"},
+  };
+  for (const bool chat : {true, false}) {
+    for (const auto& [object, param] : wrong) {
+      json body = Base(chat);
+      body["fathom"] = object;
+      ExpectRefusal(chat, body, param);
+    }
+  }
+  json body = Base(true);
+  body["cache_salt"] = "tenant";
+  body["fathom"] = {{"session", "a"}, {"explain", true}, {"unknown", 1}, {"ttl", nullptr}};
+  const GenerationParams params = ParseChatRequest(body, model_)->params;
+  EXPECT_EQ(params.cache_salt, "tenant");
+  EXPECT_EQ(params.session, "a");
+  EXPECT_EQ(params.session_ttl, 3600);
+  EXPECT_TRUE(params.explain);
 }
 
 TEST_F(OpenAiRequest, MessagesNameTheirIndex) {

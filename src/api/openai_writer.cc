@@ -39,9 +39,14 @@ void OpenAiWriter::AppendProgress(std::string* out) {
 }
 
 void OpenAiWriter::AppendEnd(std::string* out) {
-  if (generation_.plan().params.include_usage) {
+  const GenerationParams& params = generation_.plan().params;
+  if (params.include_usage || params.explain) {
     BeginChunk(out);
-    *out += R"(],"usage":)" + UsageJson().dump() + "}\n\n";
+    *out += "]";
+    if (params.include_usage) *out += R"(,"usage":)" + UsageJson().dump();
+    if (params.explain)
+      *out += R"(,"fathom":)" + DumpJson(ExplanationJson(generation_.explained()));
+    *out += "}\n\n";
   }
   *out += "data: [DONE]\n\n";
 }
@@ -66,6 +71,11 @@ ordered_json OpenAiWriter::UsageJson() const {
   json["prompt_cache_hit_tokens"] = usage.cached;
   json["prompt_cache_miss_tokens"] = usage.prompt - usage.cached;
   return json;
+}
+
+void OpenAiWriter::AddExplanation(ordered_json* reply) const {
+  if (!generation_.plan().params.explain) return;
+  (*reply)["fathom"] = ExplanationJson(generation_.explained());
 }
 
 ordered_json OpenAiWriter::PromptLogprobsJson(const Choice& choice) const {

@@ -22,6 +22,8 @@ class OpenAiWriter : public ReplyWriter {
   // Opens a chunk up to and including "choices":[ and closes it again.
   void BeginChunk(std::string* out) const { *out += head_; }
   void EndChunk(std::string* out) const;
+  // Adds the `fathom` object to a finished reply, if it was asked for.
+  void AddExplanation(nlohmann::ordered_json* reply) const;
 
   std::string TokenText(TokenId token) const;  // for logprobs; U+FFFD where it is no whole text
   nlohmann::ordered_json UsageJson() const;

@@ -17,11 +17,11 @@ class ReplyWriter {
   virtual void AppendEvents(std::string* out) = 0;
   // Appends a progress event: prompt tokens computed of all.
   virtual void AppendProgress(std::string* out) = 0;
-  // After the last choice's finish: the usage chunk if asked for, then [DONE].
+  // After the last choice's finish: a chunk with usage and explanation if asked for, then [DONE].
   virtual void AppendEnd(std::string* out) = 0;
   // An error after the stream began, then [DONE].
   virtual void AppendError(const Error& error, std::string* out) = 0;
-  // The whole reply, once finished() and without error().
+  // The whole reply, once settled() and without error().
   virtual std::string Body() = 0;
 };
 

@@ -24,7 +24,16 @@ constexpr std::array<Entry, 10> kRoutes = {{
     {"/load", Route::kLoad, true, false},
 }};
 
-constexpr std::string_view kModelPrefix = "/v1/models/";
+// What follows the prefix is the route's argument.
+struct PrefixEntry {
+  std::string_view prefix;
+  Route route;
+};
+
+constexpr std::array<PrefixEntry, 2> kPrefixRoutes = {{
+    {"/v1/models/", Route::kModel},
+    {"/v1/explain/", Route::kExplain},
+}};
 
 }  // namespace
 
@@ -35,9 +44,10 @@ RouteMatch MatchRoute(std::string_view method, std::string_view path) {
   for (const Entry& entry : kRoutes) {
     if (entry.path == path) found = entry;
   }
-  if (path.substr(0, kModelPrefix.size()) == kModelPrefix) {
-    found = {path, Route::kModel, true, false};
-    match.argument = path.substr(kModelPrefix.size());
+  for (const auto& [prefix, route] : kPrefixRoutes) {
+    if (path.substr(0, prefix.size()) != prefix) continue;
+    found = {path, route, true, false};
+    match.argument = path.substr(prefix.size());
   }
   if (found.route == Route::kNotFound) return match;
   match.allow = found.get && found.post ? "GET, HEAD, POST, OPTIONS"
@@ -60,6 +70,7 @@ bool NeedsKey(Route route) {
     case Route::kCompletions:
     case Route::kModels:
     case Route::kModel:
+    case Route::kExplain:
     case Route::kTokenize:
     case Route::kDetokenize: return true;
     default: return false;

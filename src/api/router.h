@@ -12,7 +12,8 @@ enum class Route {
   kChatCompletions,
   kCompletions,
   kModels,
-  kModel,  // /v1/models/NAME
+  kModel,    // /v1/models/NAME
+  kExplain,  // /v1/explain/ID
   kTokenize,
   kDetokenize,
   kHealth,
@@ -25,7 +26,7 @@ enum class Route {
 struct RouteMatch {
   Route route = Route::kNotFound;
   std::string_view allow;     // methods of the path, for Allow
-  std::string_view argument;  // NAME of kModel
+  std::string_view argument;  // NAME of kModel, ID of kExplain
 };
 
 // HEAD counts as GET where GET is offered. Trailing slashes are ignored.

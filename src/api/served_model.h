@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "api/engine_metrics.h"
 #include "api/generation_config.h"
 #include "engine/engine.h"
 #include "text/chat.h"
@@ -27,6 +28,7 @@ struct ServedModel {
   GenerationDefaults defaults;
   bool default_thinking = false;  // --default-chat-template-kwargs '{"thinking": true}'
   ThinkingSampling thinking_sampling = ThinkingSampling::kApply;
+  std::vector<ExtraCounter> counters;  // further counters of /metrics
 };
 
 }  // namespace fathom

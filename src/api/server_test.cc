@@ -436,9 +436,10 @@ TEST_F(ServerTest, HeartbeatsAndProgressWhilePrefilling) {
   const std::string silent =
       Post(kChat, Chat(std::string(300, 'x'), {{"stream", true}, {"max_tokens", 1}})).body;
   EXPECT_NE(silent.find(": heartbeat\n\n"), std::string::npos);
-  const json body =
-      Chat(std::string(300, 'x'),
-           {{"stream", true}, {"max_tokens", 1}, {"stream_options", {{"include_progress", true}}}});
+  const json body = Chat(std::string(300, 'x'), {{"stream", true},
+                                                 {"max_tokens", 1},
+                                                 {"cache_salt", "computed again"},
+                                                 {"stream_options", {{"include_progress", true}}}});
   int64_t last = -1;
   int events = 0;
   for (const std::string& event : EventData(Post(kChat, body).body)) {

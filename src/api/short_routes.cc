@@ -82,6 +82,19 @@ HttpResponse ShowModel(const ServedModel& model, std::string_view name) {
   return JsonReply(ModelJson(model, *known));
 }
 
+HttpResponse Explain(const ExplainLog& log, std::string_view id) {
+  std::optional<std::string> found = log.Find(id);
+  if (!found) {
+    return ErrorResponse(HttpError(
+        404, fmt::format("there is no explanation of '{}'; the last {} requests are kept, {} are "
+                         "there",
+                         id, ExplainLog::kRequests, log.size())));
+  }
+  HttpResponse response;
+  response.body = std::move(*found);
+  return response;
+}
+
 HttpResponse Health(const EngineStats& stats, bool draining,
                     std::chrono::milliseconds unhealthy_after) {
   ordered_json reply;

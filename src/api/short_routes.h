@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "api/explanation.h"
 #include "api/http_types.h"
 #include "api/served_model.h"
 
@@ -12,6 +13,9 @@ namespace fathom {
 
 HttpResponse ListModels(const ServedModel& model);
 HttpResponse ShowModel(const ServedModel& model, std::string_view name);
+
+// The explanation of a request by either of its ids; 404 says how many are kept.
+HttpResponse Explain(const ExplainLog& log, std::string_view id);
 
 // 200 while requests can be served; 503 when draining, or when work exists and the engine has
 // finished no step for `unhealthy_after`.
