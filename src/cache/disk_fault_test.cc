@@ -1,6 +1,13 @@
 // Full disks, I/O errors, bad memory: whatever operation fails, the engine gets an event, and what
 // was on disk before is still there.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
 #include <algorithm>
+#include <cstddef>
 
 #include "cache/disk_test_util.h"
 
@@ -179,6 +186,39 @@ TEST(DiskFault, ACompletionAfterTheCancelFindsNobody) {
   EXPECT_EQ(events[0].ticket, next);
   EXPECT_EQ(events[0].data, segment.blocks[1]);
   io->SetBeforeRead(nullptr);
+}
+
+// As a container's filter does it. Returns false where filters cannot be set.
+bool RefuseUring() {
+  const auto nr = static_cast<uint32_t>(offsetof(seccomp_data, nr));
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, nr),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {.len = 4, .filter = filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(DiskFault, WhereIoUringIsRefusedPreadTakesItsPlace) {
+  Random random(37);
+  const TemporaryFolder folder;
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (!RefuseUring()) _exit(2);
+    auto store = Open(Options(folder.path()));
+    const Segment segment = MakeSegment(random, 1000);
+    const SegmentId id = WriteSegment(*store, segment).segment;
+    _exit(store->backend() == "pread" && ReadsBack(*store, id, segment) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 2) GTEST_SKIP() << "no system call filters here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -249,9 +249,15 @@ std::vector<std::byte> EncodeSegmentHeader(SegmentHeader& header) {
   out.Bytes(header.session.data(), header.session.size());
   std::vector<std::byte> bytes = out.Take();
   FATHOM_CHECK(static_cast<int64_t>(bytes.size()) == header_bytes);
-  header.checksum = HeaderChecksum(bytes);
-  std::memcpy(bytes.data() + 16, &header.checksum, sizeof(header.checksum));
+  header.checksum = SealSegmentHeader(bytes);
   return bytes;
+}
+
+uint64_t SealSegmentHeader(std::span<std::byte> encoded) {
+  FATHOM_CHECK(static_cast<int64_t>(encoded.size()) >= kFixedBytes);
+  const uint64_t checksum = HeaderChecksum(encoded);
+  std::memcpy(encoded.data() + 16, &checksum, sizeof(checksum));
+  return checksum;
 }
 
 uint64_t PartChecksum(std::span<const std::byte> bytes) {

@@ -107,6 +107,9 @@ void NameBlocks(SegmentHeader& header);
 // The encoded header; fills in header.checksum. `blocks` and `bundle_parts` must be complete.
 std::vector<std::byte> EncodeSegmentHeader(SegmentHeader& header);
 
+// Writes the checksum of an encoded header into its place and returns it.
+uint64_t SealSegmentHeader(std::span<std::byte> encoded);
+
 uint64_t PartChecksum(std::span<const std::byte> bytes);
 
 // What the first kSegmentPrefixBytes of a file say, checked no further than that: how long the
