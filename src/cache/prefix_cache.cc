@@ -152,10 +152,8 @@ void PrefixCache::CountBundle(PrefixNode* node, int change) {
   std::vector<PrefixNode*> stored;
   UpdateResumable(node, &stored);
   for (PrefixNode* above = node->parent; above != nullptr; above = above->parent) {
-    const bool had = above->bundles_below > 0;
     above->bundles_below += change;
     FATHOM_CHECK(above->bundles_below >= 0);
-    if (had != (above->bundles_below > 0)) RefreshBundles(above);
     UpdateResumable(above, &stored);
   }
   // Parents are announced before their children.
@@ -170,6 +168,7 @@ void PrefixCache::UpdateResumable(PrefixNode* node, std::vector<PrefixNode*>* st
   if (node->announced) stored->push_back(node);
   else Announce(node, CacheEvent::Kind::kRemoved);
   Refresh(node);
+  RefreshBundles(node->parent);  // they may lie inside a path now, or at its end
 }
 
 void PrefixCache::Announce(PrefixNode* node, CacheEvent::Kind kind) {
@@ -253,8 +252,10 @@ bool PrefixCache::Attach(const PrefixMatch& match, SlotId slot, PrefixPath* path
   whole = whole && BringUp(bundle, now);
   if (whole && !bundle->tail.empty()) {
     const std::optional<BlockId> own = AllocateBlock(now);
-    whole = own.has_value();
-    if (whole) {
+    whole = own.has_value() || Adopt(bundle, now);
+    if (whole && !own) {
+      table->push_back(*bundle->tail_device);
+    } else if (whole) {
       table->push_back(*own);
       if (bundle->tail_device) {
         ops_->push_back({CacheOp::Kind::kCopyBlock, bundle->tail_device->value, own->value});
@@ -286,6 +287,26 @@ bool PrefixCache::Attach(const PrefixMatch& match, SlotId slot, PrefixPath* path
   Touch(path->node, now);
   Refresh(bundle);
   return whole;
+}
+
+// With no block free for a copy, a sequence may go on in the tail block itself: its rows below t
+// stay what they are. Bundles further on in the same block would not: they go. The sequence gets
+// the reference.
+bool PrefixCache::Adopt(PrefixBundle* bundle, double now) {
+  if (!bundle->tail_device) return false;
+  const BlockId block = *bundle->tail_device;
+  if (holder_[static_cast<size_t>(block.value)] != nullptr || !blocks_.evictable(block)) {
+    return false;
+  }
+  PrefixNode* node = bundle->node;
+  for (size_t i = node->bundles.size(); i-- > 0;) {
+    PrefixBundle* other = node->bundles[i].get();
+    if (other->tail_device == block && other->tokens > bundle->tokens) {
+      RemoveBundle(other, now, true);
+    }
+  }
+  blocks_.Retain(block);
+  return true;
 }
 
 void PrefixCache::Extend(PrefixPath* path, std::span<const TokenId> tokens, int64_t computed,
@@ -346,7 +367,7 @@ void PrefixCache::Save(const PrefixPath& path, std::span<const TokenId> tokens, 
   }
   ops_->push_back({CacheOp::Kind::kSaveSlot, slot.value, unit->value, at});
   RefreshBundles(node);
-  Thin(path, now);
+  Thin(bundle, now);
 }
 
 std::vector<int64_t> PrefixCache::PlanSaves(int64_t from, int64_t prompt, int64_t known,

@@ -78,6 +78,7 @@ struct EvictionItem {
   uint64_t id = 0;
   PrefixNode* node = nullptr;
   PrefixBundle* bundle = nullptr;
+  bool operator==(const EvictionItem&) const = default;
   friend bool operator<(const EvictionItem& a, const EvictionItem& b) {
     return std::tie(a.rank, a.used, a.id) < std::tie(b.rank, b.used, b.id);
   }
@@ -190,6 +191,7 @@ class PrefixCache {
   void DropDevice(PrefixNode* node);
   void DropHost(PrefixNode* node);
   void DropTail(PrefixBundle* bundle);
+  bool Adopt(PrefixBundle* bundle, double now);
 
   void Touch(PrefixNode* node, double now);  // and everything above it
   void Refresh(PrefixNode* node);
@@ -200,7 +202,7 @@ class PrefixCache {
   static void Place(Order* order, std::optional<EvictionItem>* at,
                     std::optional<EvictionItem> item);
 
-  void Thin(const PrefixPath& path, double now);
+  void Thin(PrefixBundle* end, double now);
   std::optional<BundleId> AllocateBundle(double now);
   void EvictBundleUnit(PrefixBundle* bundle, double now);
   void EvictNode(PrefixNode* node, double now);

@@ -23,6 +23,7 @@ constexpr double kGapShare = 0.5;
 
 void PrefixCache::Place(Order* order, std::optional<EvictionItem>* at,
                         std::optional<EvictionItem> item) {
+  if (*at == item) return;
   if (*at) order->erase(**at);
   *at = item;
   if (item) order->insert(*item);
@@ -32,12 +33,17 @@ void PrefixCache::Place(Order* order, std::optional<EvictionItem>* at,
 bool PrefixCache::Interior(const PrefixBundle& bundle) {
   if (bundle.junction) return false;
   const PrefixNode& node = *bundle.node;
-  if (node.bundles_below > 0) return true;
-  if (node.bundles.size() > kCompared) return false;
-  return std::ranges::any_of(node.bundles, [&](const auto& other) {
-    return other->tokens > bundle.tokens &&
-           std::equal(bundle.tail.begin(), bundle.tail.end(), other->tail.begin());
-  });
+  if (bundle.tail.empty() && node.bundles_below > 0) return true;
+  if (node.bundles.size() + node.children.size() > kCompared) return false;
+  const auto extends = [&](const std::vector<TokenId>& ids) {
+    return ids.size() > bundle.tail.size() &&
+           std::equal(bundle.tail.begin(), bundle.tail.end(), ids.begin());
+  };
+  return std::ranges::any_of(node.bundles,
+                             [&](const auto& other) { return extends(other->tail); }) ||
+         std::ranges::any_of(node.children, [&](const PrefixNode* child) {
+           return child->resumable() && extends(child->tokens);
+         });
 }
 
 void PrefixCache::Refresh(PrefixNode* node) {
@@ -91,19 +97,19 @@ void PrefixCache::Bury(const BlockHash& hash, double now) {
 
 // Drops interior bundles of a path so that the gaps grow with the distance from its newest bundle:
 // wherever a later request leaves the path, it computes again at most a share of what follows.
-void PrefixCache::Thin(const PrefixPath& path, double now) {
-  std::vector<PrefixBundle*> along;  // newest first
-  std::span<const TokenId> next;     // the path's ids after the node at hand
-  for (PrefixNode* node = path.node; node != nullptr; node = node->parent) {
-    std::vector<PrefixBundle*> here;
+void PrefixCache::Thin(PrefixBundle* end, double now) {
+  std::vector<PrefixBundle*> along;          // newest first
+  std::span<const TokenId> next(end->tail);  // the path's ids after the node at hand
+  for (PrefixNode* node = end->node; node != nullptr; node = node->parent) {
+    const size_t begin = along.size();
     for (const auto& bundle : node->bundles) {
-      const bool on_path =
-          node == path.node || (bundle->tail.size() <= next.size() &&
-                                std::equal(bundle->tail.begin(), bundle->tail.end(), next.begin()));
-      if (on_path) here.push_back(bundle.get());
+      if (bundle->tail.size() <= next.size() &&
+          std::equal(bundle->tail.begin(), bundle->tail.end(), next.begin())) {
+        along.push_back(bundle.get());
+      }
     }
-    std::ranges::sort(here, std::greater<>(), &PrefixBundle::tokens);
-    along.insert(along.end(), here.begin(), here.end());
+    std::sort(along.begin() + static_cast<std::ptrdiff_t>(begin), along.end(),
+              [](const auto* a, const auto* b) { return a->tokens > b->tokens; });
     next = node->tokens;
   }
   if (along.size() < 3) return;

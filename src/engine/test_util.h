@@ -31,6 +31,7 @@ class Collector : public OutputQueue {
     FinishReason finish{};
     TokenId stop_token = -1;
     Error error;
+    std::shared_ptr<const RequestReport> report;
   };
 
   void Deliver(std::vector<Output> outputs) override {
@@ -50,6 +51,7 @@ class Collector : public OutputQueue {
       answer.finish = *output.finish;
       answer.stop_token = output.stop_token;
       answer.error = output.error;
+      answer.report = output.report;
     }
     changed_.notify_all();
   }
