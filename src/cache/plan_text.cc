@@ -192,16 +192,20 @@ std::string Verdict(const MemoryPlan& plan, const PlanRemedies& remedies) {
   return text;
 }
 
-std::string PlanText(const std::string& name, const ModelConfig& config, const MemoryPlan& plan,
-                     std::span<const Comparison> comparisons) {
-  std::string text = Header(name, config, plan);
+std::string PlanTables(const MemoryPlan& plan) {
+  std::string text;
   for (const std::string& part :
        {WeightTable(plan), CacheTable(plan.geometry), SequenceTable(plan),
         WorkspaceTable(plan.workspaces), PoolTable(plan), ConcurrencyTable(plan)}) {
     if (!part.empty()) text += "\n" + part;
   }
-  text += Comparisons(plan, comparisons);
-  return text + "\n" + Verdict(plan, Remedies(config, plan)) + "\n";
+  return text;
+}
+
+std::string PlanText(const std::string& name, const ModelConfig& config, const MemoryPlan& plan,
+                     std::span<const Comparison> comparisons) {
+  return Header(name, config, plan) + PlanTables(plan) + Comparisons(plan, comparisons) + "\n" +
+         Verdict(plan, Remedies(config, plan)) + "\n";
 }
 
 }  // namespace fathom

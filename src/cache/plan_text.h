@@ -15,7 +15,9 @@ namespace fathom {
 std::string PlanText(const std::string& name, const ModelConfig& config, const MemoryPlan& plan,
                      std::span<const Comparison> comparisons);
 
-// The parts, for the server's table at start too. Each ends in a line break.
+// The tables of it alone, as a server prints them at start.
+std::string PlanTables(const MemoryPlan& plan);
+// The parts. Each ends in a line break.
 std::string WeightTable(const MemoryPlan& plan);
 std::string CacheTable(const Geometry& geometry);
 std::string SequenceTable(const MemoryPlan& plan);

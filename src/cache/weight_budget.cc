@@ -76,11 +76,25 @@ int64_t WeightBudget::per_gpu(int gpus) const {
 }
 
 WeightBudget BudgetWeights(const ModelConfig& config) {
+  return BudgetWeights(config, DrafterStages(config));
+}
+
+WeightBudget BudgetLoaded(const ModelConfig& config, int64_t tensors, int64_t bytes) {
+  int stages = DrafterStages(config);
+  WeightBudget budget = BudgetWeights(config, stages);
+  while (stages > 0 && budget.bytes > bytes) budget = BudgetWeights(config, --stages);
+  budget.kinds[static_cast<size_t>(WeightKind::kAttention)].bytes += bytes - budget.bytes;
+  budget.bytes = bytes;
+  budget.tensors = tensors;
+  return budget;
+}
+
+WeightBudget BudgetWeights(const ModelConfig& config, int drafter_stages) {
   WeightBudget budget;
   budget.num_experts = config.num_experts;
   budget.experts_fp8 = config.expert_format == ExpertFormat::kFp8;
   budget.format_assumed = config.expert_format == ExpertFormat::kUnknown;
-  for (const ExpectedTensor& tensor : ExpectedTensors(config)) {
+  for (const ExpectedTensor& tensor : ExpectedTensors(config, drafter_stages)) {
     WeightBudget::Kind& kind = budget.kinds[static_cast<size_t>(KindOf(tensor.name))];
     const int64_t bytes = tensor.bytes();
     ++kind.tensors;

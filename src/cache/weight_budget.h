@@ -50,6 +50,12 @@ struct WeightBudget {
   int64_t per_gpu(int gpus) const;
 };
 
+// With as many drafter stages as the config promises, or with that many.
 WeightBudget BudgetWeights(const ModelConfig& config);
+WeightBudget BudgetWeights(const ModelConfig& config, int drafter_stages);
+
+// Of a checkpoint that was opened and has so many tensors and bytes: it may have fewer drafters
+// than promised (model.md 8.3), and output projections in BF16 (model.md 9.3).
+WeightBudget BudgetLoaded(const ModelConfig& config, int64_t tensors, int64_t bytes);
 
 }  // namespace fathom

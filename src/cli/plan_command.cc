@@ -9,8 +9,7 @@
 #include "cache/what_if.h"
 #include "cli/commands.h"
 #include "cli/plan_json.h"
-#include "cli/runtime.h"
-#include "core/thread_pool.h"
+#include "cli/runtime_plan.h"
 #include "model/model_path.h"
 #include "model/strict_json.h"
 
@@ -57,17 +56,14 @@ Expected<NamedConfig> ReadConfig(const std::string& model, bool given) {
   return NamedConfig{model, std::move(config)};
 }
 
-// Bytes of one device that the plan may use, or -1: not limited.
-Expected<int64_t> UsableMemory(const PlanFlags& flags, const Command& command, bool on_gpu) {
-  const bool given = command.origin("--memory") != Origin::kDefault;
-  const double share = flags.options.gpu_memory_utilization;
-  if (given) {
-    return share > 0 ? static_cast<int64_t>(share * static_cast<double>(flags.memory))
-                     : flags.memory;
-  }
-  if (share <= 0) return int64_t{-1};
-  FATHOM_ASSIGN(const std::unique_ptr<ops::Backend> gpu, OpenDevice(on_gpu ? "cuda" : "cpu"));
-  return static_cast<int64_t>(share * static_cast<double>(DeviceMemoryBytes(gpu.get())));
+// The device of the plan: this machine's where a share of its memory is asked for, else one of
+// --memory bytes that need not be here.
+Expected<DeviceMemory> PlannedDevice(const PlanFlags& flags, bool memory_given) {
+  DeviceMemory device{.gpu = flags.gpus > 1 || RunsOnGpu(flags.options.device),
+                      .total = flags.memory};
+  if (memory_given || flags.options.gpu_memory_utilization <= 0) return device;
+  FATHOM_ASSIGN(const std::unique_ptr<ops::Backend> gpu, OpenDevice(device.gpu ? "cuda" : "cpu"));
+  return MemoryOf(gpu.get());
 }
 
 Expected<PlanRequest> MakeRequest(const PlanFlags& flags, const Command& command) {
@@ -79,24 +75,21 @@ Expected<PlanRequest> MakeRequest(const PlanFlags& flags, const Command& command
     return FailParam(Code::kInvalidArgument, "--gpus", "--gpus {} contradicts --device cpu",
                      flags.gpus);
   }
-  PlanRequest request;
-  FATHOM_ASSIGN(request.cache, MakeCacheOptions(options));
-  request.numerics = options.numerics;
-  request.context = options.max_model_len;
-  request.sequences = flags.batch;
   // A batch given alone brings the slots and the step it needs.
-  request.slots =
-      given("--max-num-seqs") ? options.max_num_seqs : std::max(options.max_num_seqs, flags.batch);
-  request.step_tokens = given("--max-num-batched-tokens")
-                            ? options.max_num_batched_tokens
-                            : std::max(options.max_num_batched_tokens, request.slots);
-  request.gpus = flags.gpus;
-  request.on_gpu = flags.gpus > 1 || RunsOnGpu(options.device);
-  if (!request.on_gpu) {
-    request.threads = options.threads > 0 ? options.threads : ThreadPool().size();
+  if (!given("--max-num-seqs")) options.max_num_seqs = std::max(options.max_num_seqs, flags.batch);
+  if (!given("--max-num-batched-tokens")) {
+    options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
   }
-  FATHOM_ASSIGN(request.memory, UsableMemory(flags, command, request.on_gpu));
-  if (options.kv_cache_memory > 0) request.cache_memory = options.kv_cache_memory;
+  const bool memory_given = given("--memory");
+  FATHOM_ASSIGN(const DeviceMemory device, PlannedDevice(flags, memory_given));
+  FATHOM_ASSIGN(PlanRequest request, MakePlanRequest(options, device));
+  const double share = options.gpu_memory_utilization;
+  if (memory_given) {
+    request.memory =
+        share > 0 ? static_cast<int64_t>(share * static_cast<double>(flags.memory)) : flags.memory;
+  }
+  request.sequences = flags.batch;
+  request.gpus = flags.gpus;
   return request;
 }
 

@@ -9,6 +9,8 @@
 #include <new>
 #include <vector>
 
+#include "cache/plan_text.h"
+#include "cli/runtime_plan.h"
 #include "core/cpu_features.h"
 #include "core/log.h"
 #include "engine/executor.h"
@@ -25,31 +27,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string_view RowFormatName(ops::RowFormat format) {
-  switch (format) {
-    case ops::RowFormat::kF32: return "float32";
-    case ops::RowFormat::kBf16: return "bf16";
-    case ops::RowFormat::kFp8Main: return "fp8 (448 e4m3 + 64 bf16)";
-    case ops::RowFormat::kFp8Index: return "fp8";
-    case ops::RowFormat::kFp4Index: return "mxfp4";
-  }
-  return "?";
-}
-
-std::string Describe(int64_t bytes) {
-  return fmt::format("{:L} B ({:.2f} GiB)", bytes, static_cast<double>(bytes) / (1 << 30));
-}
-
 Expected<std::string> TokenizerPath(const RuntimeOptions& options, const std::string& directory) {
   if (options.tokenizer.empty()) return directory + "/tokenizer.json";
   if (fs::path(options.tokenizer).extension() == ".json") return options.tokenizer;
   FATHOM_ASSIGN(std::string resolved, ResolveModel(options.tokenizer));
   return resolved + "/tokenizer.json";
-}
-
-Status CheckPositive(const char* flag, int64_t value) {
-  if (value > 0) return {};
-  return FailParam(Code::kInvalidArgument, flag, "{} must be at least 1, not {}", flag, value);
 }
 
 Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const ForwardOptions& forward,
@@ -73,13 +55,6 @@ Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const Forward
 }
 
 }  // namespace
-
-int64_t DeviceMemoryBytes(const ops::Backend* gpu) {
-#if FATHOM_CUDA
-  if (gpu != nullptr) return ops::CudaBackend::Memory().total;
-#endif
-  return MachineMemoryBytes();
-}
 
 bool RunsOnGpu(const std::string& device) {
 #if FATHOM_CUDA
@@ -197,67 +172,6 @@ Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options) {
   return cache;
 }
 
-Expected<EngineOptions> PlanEngine(const RuntimeOptions& options, const ModelConfig& config,
-                                   const Geometry& geometry, int64_t weight_bytes,
-                                   int64_t machine_bytes) {
-  FATHOM_TRY(CheckPositive("--max-num-seqs", options.max_num_seqs));
-  FATHOM_TRY(CheckPositive("--max-num-batched-tokens", options.max_num_batched_tokens));
-  if (options.max_num_batched_tokens < options.max_num_seqs) {
-    return FailParam(Code::kInvalidArgument, "--max-num-batched-tokens",
-                     "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step must hold "
-                     "one token of every running sequence",
-                     options.max_num_batched_tokens, options.max_num_seqs);
-  }
-  if (options.max_model_len < 0 || options.max_model_len > config.max_position_embeddings) {
-    return FailParam(Code::kInvalidArgument, "--max-model-len",
-                     "--max-model-len {} is not within 1 .. {} (max_position_embeddings)",
-                     options.max_model_len, config.max_position_embeddings);
-  }
-  EngineOptions engine;
-  engine.max_model_len =
-      options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
-  engine.max_num_seqs = options.max_num_seqs;
-  engine.max_num_batched_tokens = options.max_num_batched_tokens;
-  engine.max_prefill_with_decode = std::max(1, options.max_num_batched_tokens / 2);
-  engine.max_waiting = options.max_waiting;
-  engine.eos_token = config.eos_token;
-
-  const int64_t slots = geometry.slot_bytes * options.max_num_seqs;
-  const int64_t per_sequence = geometry.blocks_for(engine.max_model_len);
-  int64_t blocks =
-      std::max(per_sequence, std::min<int64_t>(per_sequence, 16) * options.max_num_seqs);
-  int64_t budget = options.kv_cache_memory;
-  const char* flag = "--kv-cache-memory";
-  if (budget < 0) {
-    return FailParam(Code::kInvalidArgument, flag, "{} must be a number of bytes, not {}", flag,
-                     budget);
-  }
-  if (budget == 0 && options.gpu_memory_utilization != 0) {
-    flag = "--gpu-memory-utilization";
-    if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1)) {
-      return FailParam(Code::kInvalidArgument, flag, "{} must lie in (0, 1], not {}", flag,
-                       options.gpu_memory_utilization);
-    }
-    budget =
-        static_cast<int64_t>(options.gpu_memory_utilization * static_cast<double>(machine_bytes)) -
-        weight_bytes;
-    budget = std::max<int64_t>(budget, 1);
-  }
-  if (budget > 0) {
-    blocks = geometry.block_bytes > 0 ? (budget - slots) / geometry.block_bytes : per_sequence;
-    if (budget < slots || blocks < per_sequence) {
-      const int64_t needed = slots + per_sequence * geometry.block_bytes;
-      return FailParam(Code::kResourceExhausted, flag,
-                       "{} slots and the blocks of one sequence of {} tokens need {} bytes, but {} "
-                       "leaves {}: raise it by {} bytes or lower --max-model-len or --max-num-seqs",
-                       options.max_num_seqs, engine.max_model_len, needed, flag, budget,
-                       needed - budget);
-    }
-  }
-  engine.num_blocks = static_cast<int32_t>(std::min<int64_t>(blocks, INT32_MAX));
-  return engine;
-}
-
 Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   auto runtime = std::make_unique<Runtime>();
   runtime->options = options;
@@ -268,10 +182,11 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   FATHOM_ASSIGN(CacheOptions cache, MakeCacheOptions(options));
   FATHOM_ASSIGN(runtime->geometry, MakeGeometry(runtime->config, cache));
   FATHOM_ASSIGN(runtime->gpu, OpenDevice(options.device));
-  const int64_t machine = DeviceMemoryBytes(runtime->gpu.get());
-  // Weights are not known yet: this pass refuses what cannot fit whatever they weigh.
-  FATHOM_ASSIGN(EngineOptions planned,
-                PlanEngine(options, runtime->config, runtime->geometry, 0, machine));
+  const DeviceMemory memory = MemoryOf(runtime->gpu.get());
+  // The checkpoint is not known yet; it may lack drafters and hold its experts in either format.
+  // This pass refuses what cannot fit even at the least it may weigh.
+  FATHOM_ASSIGN(runtime->plan,
+                PlanRuntime(options, runtime->config, BudgetWeights(runtime->config, 0), memory));
 
   FATHOM_ASSIGN(std::string tokenizer, TokenizerPath(options, directory));
   FATHOM_ASSIGN(runtime->tokenizer, Tokenizer::Load(tokenizer));
@@ -280,8 +195,12 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
 
   FATHOM_ASSIGN(runtime->weights,
                 LoadWeights(directory, runtime->config, {options.load_format, options.seed, true}));
-  FATHOM_ASSIGN(planned, PlanEngine(options, runtime->config, runtime->geometry,
-                                    runtime->weights.total_bytes, machine));
+  FATHOM_ASSIGN(runtime->plan,
+                PlanRuntime(options, runtime->config,
+                            BudgetLoaded(runtime->config, runtime->weights.tensor_count,
+                                         runtime->weights.total_bytes),
+                            memory));
+  const EngineOptions planned = MakeEngineOptions(options, runtime->config, runtime->plan);
   runtime->engine_options = planned;
   runtime->threads = std::make_unique<ThreadPool>(options.threads);
   FATHOM_TRY(
@@ -290,8 +209,7 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   ForwardOptions forward;
   forward.numerics = options.numerics;
   forward.max_tokens = planned.max_num_batched_tokens;
-  // A decode step wants one row per sequence; prompt log-probabilities take rows in chunks.
-  forward.max_logit_rows = std::max(64, planned.max_num_seqs);
+  forward.max_logit_rows = PlannedLogitRows(planned.max_num_seqs);
   Runtime* borrowed = runtime.get();
   FATHOM_ASSIGN(runtime->engine, Engine::Start(
                                      planned, runtime->geometry,
@@ -304,36 +222,21 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
 
 std::string DescribeRuntime(const Runtime& runtime) {
   const EngineOptions& engine = runtime.engine_options;
-  const Geometry& geometry = runtime.geometry;
   std::string table;
   const auto row = [&table](std::string_view name, const std::string& value) {
     table += fmt::format("  {:<16} {}\n", name, value);
   };
   row("model", runtime.directory);
-  row("weights", fmt::format("{} tensors, {}", runtime.weights.tensor_count,
-                             Describe(runtime.weights.total_bytes)));
   const char* numerics =
       runtime.options.numerics == ops::Numerics::kProduct ? "product" : "reference";
   row("backend", runtime.gpu != nullptr
                      ? fmt::format("cuda, numerics {}", numerics)
                      : fmt::format("cpu ({}), {} threads, numerics {}", IsaName(CpuIsa()),
                                    runtime.threads->size(), numerics));
-  for (const KindGeometry& kind : geometry.kinds) {
-    if (kind.layers.empty()) continue;
-    row(CacheKindName(kind.kind),
-        fmt::format("{} layers, {}, {} B a {}", kind.layers.size(), RowFormatName(kind.format),
-                    kind.page_bytes, kind.block_kind ? "page" : "layer and slot"));
-  }
-  row("blocks",
-      fmt::format("{} x {} B = {}, {} tokens each", engine.num_blocks, geometry.block_bytes,
-                  Describe(engine.num_blocks * geometry.block_bytes),
-                  geometry.options.block_tokens));
-  row("slots", fmt::format("{} x {} B = {}", engine.max_num_seqs, geometry.slot_bytes,
-                           Describe(engine.max_num_seqs * geometry.slot_bytes)));
   row("limits",
       fmt::format("context {}, sequences {}, tokens a step {}, waiting {}", engine.max_model_len,
                   engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_waiting));
-  return table;
+  return table + PlanTables(runtime.plan);
 }
 
 }  // namespace fathom

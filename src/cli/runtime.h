@@ -12,6 +12,7 @@
 
 #include "api/generation_config.h"
 #include "cache/geometry.h"
+#include "cache/planner.h"
 #include "core/status.h"
 #include "core/thread_pool.h"
 #include "engine/engine.h"
@@ -39,8 +40,8 @@ struct RuntimeOptions {
   int max_num_seqs = 64;              // slots
   int max_num_batched_tokens = 512;   // tokens of a step
   int max_waiting = 1024;             // queue length beyond which requests get 429
-  int64_t kv_cache_memory = 0;        // bytes for blocks and slots together; 0: not given
-  double gpu_memory_utilization = 0;  // share of the machine's memory for weights and cache; 0: off
+  int64_t kv_cache_memory = 0;        // bytes for blocks, slots and bundles; 0: not given
+  double gpu_memory_utilization = 0;  // share of the device's memory for everything; 0: off
   int threads = 0;                    // compute threads; 0: one per CPU this process may use
 };
 
@@ -50,6 +51,7 @@ struct Runtime {
   ModelConfig config;
   GenerationDefaults defaults;
   Geometry geometry;
+  MemoryPlan plan;  // what is reserved: weights, workspaces, pools
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatEncoder> encoder;
   Weights weights;
@@ -83,18 +85,6 @@ MemorySource CacheMemory(const ops::Backend* gpu);
 // The cache formats the two dtype flags and the numerics mean.
 Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options);
 
-// Sizes the pools: slots first, then as many blocks as the memory given allows, or without a memory
-// flag enough for one sequence of max_model_len (and at least 16 blocks per slot up to that many).
-// `weight_bytes` counts against gpu_memory_utilization; `machine_bytes` is the memory of the
-// machine. Fails with kResourceExhausted when one sequence of max_model_len does not fit, naming
-// both numbers and the flags that would make it fit.
-Expected<EngineOptions> PlanEngine(const RuntimeOptions& options, const ModelConfig& config,
-                                   const Geometry& geometry, int64_t weight_bytes,
-                                   int64_t machine_bytes);
-
-// All memory of the device the model runs on: of the GPU, or where it is null of the machine.
-int64_t DeviceMemoryBytes(const ops::Backend* gpu);
-
 // Physical memory, or the cgroup's limit when that is smaller.
 int64_t MachineMemoryBytes();
 
@@ -102,8 +92,8 @@ int64_t MachineMemoryBytes();
 // executable, else ../share/fathom/demo beside it. The error lists the places looked at.
 Expected<std::string> DemoModelDirectory();
 
-// The table a server prints at start: model, formats of every cache kind, bytes of weights and
-// pools to the byte, limits.
+// The table a server prints at start: model, backend, limits, and the memory plan to the byte as
+// `fathom plan` prints it.
 std::string DescribeRuntime(const Runtime& runtime);
 
 }  // namespace fathom

@@ -1,0 +1,36 @@
+// From a command's options to the memory plan and from there to the engine's: `fathom plan` prints
+// what these functions make, LoadRuntime reserves it.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/planner.h"
+#include "cli/runtime.h"
+#include "core/status.h"
+
+namespace fathom {
+
+// Of the device a model runs on.
+struct DeviceMemory {
+  bool gpu = false;
+  int64_t total = 0;
+  int64_t free = -1;  // -1: not asked for; the operating system says no when the time comes
+};
+
+// Of the GPU, or where it is null of the machine.
+DeviceMemory MemoryOf(const ops::Backend* gpu);
+
+// What the options ask for. gpu_memory_utilization is a share of the device's total; without it
+// and kv_cache_memory no size is given.
+Expected<PlanRequest> MakePlanRequest(const RuntimeOptions& options, const DeviceMemory& device);
+
+// The plan, made to fit: kResourceExhausted when it does not, with the number of bytes and the
+// flags that would make it fit. Pools: pool_sizes.h.
+Expected<MemoryPlan> PlanRuntime(const RuntimeOptions& options, const ModelConfig& config,
+                                 const WeightBudget& weights, const DeviceMemory& device);
+
+// The engine's part of the options, pools as planned.
+EngineOptions MakeEngineOptions(const RuntimeOptions& options, const ModelConfig& config,
+                                const MemoryPlan& plan);
+
+}  // namespace fathom
