@@ -29,6 +29,10 @@ class DiskCatalog {
     int64_t bytes() const { return info.header->file_bytes; }
   };
 
+  DiskCatalog() = default;
+  DiskCatalog(DiskCatalog&&) = default;  // entries keep their places
+  DiskCatalog& operator=(DiskCatalog&&) = default;
+
   void Add(SegmentInfo info, int64_t used_ns);
   void Remove(SegmentId id);
   Entry* Find(SegmentId id);

@@ -198,17 +198,16 @@ std::string TemporaryName(std::string_view segment_name) {
                      kTemporarySuffix);
 }
 
-int RemoveStaleTemporaries(DiskIo& io, const std::string& folder,
-                           const std::vector<FolderFile>& files) {
-  int removed = 0;
+std::vector<FolderFile> StaleTemporaries(const std::string& folder,
+                                         const std::vector<FolderFile>& files) {
+  std::vector<FolderFile> stale;
   for (const FolderFile& file : files) {
-    const std::string path = folder + "/" + file.name;
-    if (file.kind != FolderFile::Kind::kTemporary || !file.regular || !IsStale(path, file)) {
-      continue;
+    if (file.kind == FolderFile::Kind::kTemporary && file.regular &&
+        IsStale(folder + "/" + file.name, file)) {
+      stale.push_back(file);
     }
-    removed += io.Remove(path) == 0 ? 1 : 0;
   }
-  return removed;
+  return stale;
 }
 
 }  // namespace fathom

@@ -54,11 +54,11 @@ std::string ErrnoText(int64_t negative_errno);
 
 std::string TemporaryName(std::string_view segment_name);
 
-// Removes what interrupted writers have left. A writer holds a lock on its temporary file, which
-// ends with its process, in whatever container it ran; where the file system has no locks, a
-// temporary is stale after a day. Returns how many were removed.
-int RemoveStaleTemporaries(DiskIo& io, const std::string& folder,
-                           const std::vector<FolderFile>& files);
+// What interrupted writers have left. A writer holds a lock on its temporary file, which ends with
+// its process, in whatever container it ran; where the file system has no locks, a temporary is
+// stale after a day.
+std::vector<FolderFile> StaleTemporaries(const std::string& folder,
+                                         const std::vector<FolderFile>& files);
 
 int64_t NowNanoseconds();  // since 1970
 

@@ -11,7 +11,11 @@ SegmentId DiskKeeper::NewId() {
 Status DiskKeeper::Scan(bool opening) {
   scanned_ = std::chrono::steady_clock::now();
   FATHOM_ASSIGN(const std::vector<FolderFile> files, ListFolder(state_.options.path));
-  if (opening) RemoveStaleTemporaries(*state_.options.io, state_.options.path, files);
+  if (opening) {
+    for (const FolderFile& file : StaleTemporaries(state_.options.path, files)) {
+      (void)state_.options.io->Remove(Path(file.name));
+    }
+  }
   bad_.clear();
   std::set<std::string> names;
   for (const FolderFile& file : files) {
