@@ -58,8 +58,9 @@ struct PrefixOptions {
   int block_tokens = 256;
   HashAlgorithm hash = HashAlgorithm::kXxh3;
   int64_t bundle_interval = 2048;
-  int64_t min_save = 64;  // no bundle before this token, none nearer to what is resumed
-  bool events = false;    // collect CacheEvents for TakeEvents
+  int64_t min_save = 64;   // no bundle before this token, none nearer to what is resumed
+  int64_t keep_every = 0;  // bundles at multiples of it do not thin out before they are on disk
+  bool events = false;     // collect CacheEvents for TakeEvents
 };
 
 // Units of host memory that hold what was evicted. Borrowed by PrefixCache.

@@ -118,7 +118,9 @@ void PrefixCache::Thin(PrefixBundle* end, double now) {
   for (size_t i = 1; i < along.size(); ++i) {
     PrefixBundle* bundle = along[i];
     const int64_t beyond = newest - (i + 1 < along.size() ? along[i + 1]->tokens : 0);
-    const bool spare = !bundle->junction && bundle->busy == 0 && bundle->used <= now &&
+    const bool awaited = options_.keep_every > 0 && bundle->tokens % options_.keep_every == 0 &&
+                         !bundle->disk.there();
+    const bool spare = !bundle->junction && !awaited && bundle->busy == 0 && bundle->used <= now &&
                        static_cast<double>(beyond - kept) <= kGapShare * static_cast<double>(kept);
     if (!spare) {
       kept = newest - bundle->tokens;

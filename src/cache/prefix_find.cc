@@ -72,11 +72,11 @@ void PrefixCache::CountSources(PrefixMatch* match) const {
   for (const PrefixNode* node : match->nodes) {
     count(node->device.has_value(), node->host.has_value(), node->from_disk, options_.block_tokens);
     if (node->device && !blocks_.evictable(*node->device)) ++match->held_nodes;
-    if (node->busy > 0) match->loading = true;
+    if (node->loading > 0) match->loading = true;
   }
   if (match->bundle == nullptr) return;
   const PrefixBundle& bundle = *match->bundle;
-  if (bundle.busy > 0) match->loading = true;
+  if (bundle.loading > 0) match->loading = true;
   count(bundle.device.has_value(), bundle.host.has_value(), bundle.from_disk, 0);
   if (!bundle.tail.empty()) {
     count(bundle.tail_device.has_value(), bundle.tail_host.has_value(), bundle.from_disk,

@@ -30,6 +30,7 @@ struct PrefixBundle {
   double used = 0;
   bool junction = false;   // requests were seen to go on from here differently
   int busy = 0;            // being brought up or read: in no order of eviction
+  int loading = 0;         // being read from disk
   bool from_disk = false;  // read since it was last used
   std::optional<EvictionItem> in_device_bundles, in_device_blocks, in_host_bundles, in_host_blocks;
 
@@ -54,6 +55,7 @@ struct PrefixNode {
   int64_t users = 0;            // roots: open paths
   double used = 0;
   int busy = 0;
+  int loading = 0;             // being read from disk
   bool from_disk = false;      // read since it was last used
   bool announced = false;      // as resumable, in the events
   double bundle_evicted = -1;  // when a bundle of this node was last dropped for want of room

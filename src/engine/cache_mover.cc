@@ -15,6 +15,28 @@ void CacheMover::CopySlot(std::byte* to, const std::byte* from, int64_t tokens, 
   executor_.CopyRuns(to, from, runs_);
 }
 
+std::vector<std::byte> CacheMover::ReadBlock(BlockId block) {
+  std::vector<std::byte> bytes(static_cast<size_t>(blocks_.unit_bytes()));
+  executor_.ToHost(bytes.data(), blocks_.address(block), blocks_.unit_bytes());
+  return bytes;
+}
+
+std::vector<std::byte> CacheMover::ReadHostBlock(BlockId block) {
+  const std::byte* from = host_->blocks.address(block);
+  return {from, from + blocks_.unit_bytes()};
+}
+
+std::vector<std::byte> CacheMover::ReadBundle(BundleId bundle, int64_t tokens) {
+  std::vector<std::byte> bytes(static_cast<size_t>(kinds_.BundleBytes(tokens)));
+  executor_.ToHost(bytes.data(), bundles_.address(bundle), kinds_.BundleBytes(tokens));
+  return bytes;
+}
+
+std::vector<std::byte> CacheMover::ReadHostBundle(BundleId bundle, int64_t tokens) {
+  const std::byte* from = host_->bundles.address(bundle);
+  return {from, from + kinds_.BundleBytes(tokens)};
+}
+
 void CacheMover::Run(const CacheOp& op) {
   const int64_t block = blocks_.unit_bytes();
   const BlockId from_block{op.from}, to_block{op.to};

@@ -5,13 +5,14 @@
 
 #include "cache/block_pool.h"
 #include "cache/cache_op.h"
+#include "cache/disk_tier.h"
 #include "cache/prefix_cache.h"
 #include "cache/window_kinds.h"
 #include "engine/executor.h"
 
 namespace fathom {
 
-class CacheMover {
+class CacheMover : public CacheReader {
  public:
   // Borrows all but the geometry; `host` may be null.
   CacheMover(const Geometry& geometry, BlockPool& blocks, SlotPool& slots, BundlePool& bundles,
@@ -24,6 +25,11 @@ class CacheMover {
         executor_(executor) {}
 
   void Run(std::span<const CacheOp> ops);
+
+  std::vector<std::byte> ReadBlock(BlockId block) override;
+  std::vector<std::byte> ReadHostBlock(BlockId block) override;
+  std::vector<std::byte> ReadBundle(BundleId bundle, int64_t tokens) override;
+  std::vector<std::byte> ReadHostBundle(BundleId bundle, int64_t tokens) override;
 
   const WindowKinds& kinds() const { return kinds_; }
 

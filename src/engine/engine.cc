@@ -21,6 +21,9 @@
 namespace fathom {
 namespace {
 
+// How often an engine that waits for its disk looks again.
+constexpr std::chrono::milliseconds kDiskPace{2};
+
 double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -64,6 +67,8 @@ struct Engine::Impl {
   std::vector<CacheOp> ops;  // movements for before the next step
   std::optional<PrefixCache> cache;
   std::optional<CacheMover> mover;
+  std::optional<DiskTier> disk;
+  bool stalled = false;  // what waits cannot run before a transfer has ended
   std::unique_ptr<Scheduler> scheduler;
   std::unordered_map<std::string, double> retained;  // session -> until when
   std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences;
@@ -79,6 +84,7 @@ struct Engine::Impl {
   std::deque<std::unique_ptr<Sequence>> arrivals;
   std::vector<RequestId> cancelled;
   bool reset_cache = false;
+  bool disk_news = false;
   bool draining = false;
   bool stopping = false;
   uint64_t next_id = 1;
@@ -110,6 +116,7 @@ struct Engine::Impl {
     cache.emplace(PrefixOptions{.block_tokens = g.options.block_tokens,
                                 .hash = o.prefix_hash,
                                 .bundle_interval = o.bundle_interval,
+                                .keep_every = o.disk != nullptr ? o.disk_windows.every : 0,
                                 .events = o.events != nullptr},
                   blocks, bundles, host ? &*host : nullptr, &ops);
   }
@@ -166,12 +173,24 @@ Expected<std::unique_ptr<Engine>> Engine::Start(const EngineOptions& asked,
   const ExecutorLimits limits = impl->executor->limits();
   impl->options.max_num_batched_tokens =
       std::min(options.max_num_batched_tokens, limits.max_step_tokens);
+  if (impl->cache && options.disk != nullptr) {
+    impl->disk.emplace(*options.disk, *impl->cache, impl->blocks, impl->bundles,
+                       options.disk_windows, &impl->ops);
+    options.disk->SetWake([raw = impl.get()] {
+      {
+        const std::lock_guard lock(raw->mutex);
+        raw->disk_news = true;
+      }
+      raw->wake.notify_one();
+    });
+  }
   impl->scheduler = std::make_unique<Scheduler>(
       SchedulerOptions{.max_step_tokens = impl->options.max_num_batched_tokens,
                        .max_logit_rows = limits.max_logit_rows,
                        .max_prefill_with_decode = options.max_prefill_with_decode,
                        .block_tokens = geometry.options.block_tokens},
-      impl->blocks, impl->slots, &impl->ops, impl->cache ? &*impl->cache : nullptr);
+      impl->blocks, impl->slots, &impl->ops, impl->cache ? &*impl->cache : nullptr,
+      impl->disk ? &*impl->disk : nullptr);
   impl->mover.emplace(geometry, impl->blocks, impl->slots, impl->bundles,
                       impl->host ? &*impl->host : nullptr, *impl->executor);
   impl->Publish(std::nullopt);
@@ -188,6 +207,7 @@ Engine::~Engine() {
   }
   impl_->wake.notify_one();
   impl_->thread.join();
+  if (impl_->disk) impl_->options.disk->SetWake(nullptr);
 }
 
 Expected<RequestId> Engine::Submit(Request request) {
@@ -272,8 +292,10 @@ void Engine::Impl::Run() {
       const Clock::time_point begin = Clock::now();
       Step();
       Publish(Clock::now() - begin);
+      stalled = false;
     } else {
-      FATHOM_CHECK(sequences.empty());  // else the loop would spin
+      stalled = !sequences.empty();
+      FATHOM_CHECK(!stalled || disk);  // else nothing would ever change
       Publish(std::nullopt);
     }
     mail.Deliver();
@@ -282,15 +304,24 @@ void Engine::Impl::Run() {
     if (live == 0) idle.notify_all();
   }
   CancelAll();
+  if (!disk) return;
+  RunOps();
+  if (!disk->Flush(*mover, Now(), Clock::now() + options.disk_flush)) {
+    Log().warn("disk tier: not everything was written within {} s", options.disk_flush.count());
+  }
 }
 
 // Waits for something to do, then takes arrivals and cancellations. False to stop.
 bool Engine::Impl::Take() {
   std::unique_lock lock(mutex);
-  wake.wait(lock, [&] {
-    return stopping || reset_cache || !sequences.empty() || !arrivals.empty() || !cancelled.empty();
-  });
+  const bool runs = !sequences.empty() && !stalled;
+  const auto ready = [&] {
+    return stopping || reset_cache || disk_news || runs || !arrivals.empty() || !cancelled.empty();
+  };
+  if (disk && (stalled || disk->writing())) wake.wait_for(lock, kDiskPace, ready);
+  else wake.wait(lock, ready);
   if (stopping) return false;
+  disk_news = false;
   const bool reset = std::exchange(reset_cache, false);
   published.waiting += static_cast<int>(arrivals.size());
   if (!arrivals.empty() && published.waiting == static_cast<int>(arrivals.size())) {
@@ -301,6 +332,10 @@ bool Engine::Impl::Take() {
   lock.unlock();
 
   if (reset && cache) cache->Clear(Now());
+  if (disk) {
+    RunOps();  // what is to be written must be in its place
+    disk->Work(*mover, Now());
+  }
   for (auto& sequence : arrived) {
     scheduler->Add(sequence.get());
     const RequestId id = sequence->id;
@@ -500,6 +535,7 @@ void Engine::Impl::Publish(std::optional<Clock::duration> step) {
   }
   if (cache) {
     totals.prefix = cache->stats();
+    if (disk) totals.disk = disk->stats();
     const double at = Now();
     std::erase_if(retained, [&](const auto& session) { return session.second <= at; });
     totals.sessions_retained = static_cast<int64_t>(retained.size());

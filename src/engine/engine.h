@@ -14,6 +14,7 @@
 
 #include "cache/block_pool.h"
 #include "cache/cache_event.h"
+#include "cache/disk_tier.h"
 #include "cache/geometry.h"
 #include "cache/prefix_cache.h"
 #include "core/status.h"
@@ -40,6 +41,11 @@ struct EngineOptions {
   // Units of host memory for what is evicted from the pools; 0: no host tier.
   int32_t host_blocks = 0, host_bundles = 0;
   std::shared_ptr<CacheEventSink> events;  // null: none are collected
+  // Where prefixes outlive the process; null: nowhere. What is queued when the engine ends is
+  // written within disk_flush.
+  std::shared_ptr<DiskStore> disk;
+  DiskWindows disk_windows;
+  std::chrono::seconds disk_flush{60};
 };
 
 // Bundles worth having for so many blocks and slots: the end of a prompt and of an answer for every
@@ -70,6 +76,7 @@ struct EngineStats {
   std::array<uint64_t, kMissReasons> misses{};  // requests by MissReason; kNone are whole hits
   uint64_t recomputed_tokens = 0;               // after preemptions
   int64_t sessions_retained = 0;
+  DiskTierStats disk;
   double last_step_seconds = 0;
   double seconds_since_step = 0;  // grows while work exists and nothing steps: unhealthy
   double oldest_waiting_seconds = 0;

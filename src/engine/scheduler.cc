@@ -9,12 +9,14 @@ namespace {
 
 // Decode leaves at least this part of a step to a waiting prefill.
 constexpr int kPrefillShare = 8;
+// How often parts of one sequence are read from disk before it is computed instead.
+constexpr int kMostLoads = 2;
 
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& blocks, SlotPool& slots,
-                     std::vector<CacheOp>* ops, PrefixCache* cache)
-    : options_(options), blocks_(blocks), slots_(slots), ops_(ops), cache_(cache) {
+                     std::vector<CacheOp>* ops, PrefixCache* cache, DiskTier* disk)
+    : options_(options), blocks_(blocks), slots_(slots), ops_(ops), cache_(cache), disk_(disk) {
   FATHOM_CHECK(options.max_step_tokens > 0 && options.max_logit_rows > 0);
   FATHOM_CHECK(options.max_prefill_with_decode > 0 && options.block_tokens > 0);
 }
@@ -47,6 +49,9 @@ void Scheduler::Remove(Sequence* sequence, bool save) {
     running_.erase(at);
   }
   if (save && sequence->slot) SaveSlot(sequence);
+  if (save && disk_ != nullptr && sequence->computed > 0) {
+    disk_->Persist(sequence->path, sequence->tokens, sequence->request.session);
+  }
   if (cache_ != nullptr && sequence->request.retain_seconds > 0 && sequence->computed > 0) {
     cache_->Keep(sequence->path, now_ + sequence->request.retain_seconds);
   }
@@ -76,6 +81,25 @@ void Scheduler::SaveSlot(Sequence* sequence) {
                *sequence->slot, now_);
 }
 
+std::optional<PrefixMatch> Scheduler::Look(Sequence* sequence, int64_t room) {
+  PrefixMatch match;
+  match.report.prompt_tokens = sequence->prompt_tokens;
+  match.report.reason = MissReason::kDisabled;
+  // Log-probabilities of the prompt need the logits of all of it.
+  if (cache_ == nullptr || sequence->request.prompt_logprobs >= 0) return match;
+  match = cache_->Find(sequence->path, sequence->tokens, now_);
+  if (match.loading) return std::nullopt;
+  if (!match.on_disk) return match;
+  PrefixMatch memory = cache_->Find(sequence->path, sequence->tokens, now_, false);
+  // A few tokens are computed sooner than read.
+  const bool worth = match.boundary - memory.boundary >= cache_->options().min_save;
+  const bool fits = Claim(*sequence) - match.held_nodes <= room;
+  if (!worth || sequence->loads == kMostLoads || !fits || !disk_->Load(match, now_)) return memory;
+  ++sequence->loads;
+  sequence->awaited = match.boundary;
+  return std::nullopt;
+}
+
 void Scheduler::Admit() {
   if (waiting_.empty() || slots_.free_count() == 0) return;
   int64_t wanted = 0;  // blocks that running sequences still need for what they know
@@ -83,20 +107,18 @@ void Scheduler::Admit() {
     wanted +=
         std::max<int64_t>(0, Claim(*sequence) - static_cast<int64_t>(sequence->blocks.size()));
   }
-  while (!waiting_.empty() && slots_.free_count() > 0) {
-    Sequence* next = *waiting_.begin();
-    PrefixMatch match;
-    match.report.prompt_tokens = next->prompt_tokens;
-    match.report.reason = MissReason::kDisabled;
-    // Log-probabilities of the prompt need the logits of all of it.
-    const bool reuse =
-        cache_ != nullptr && next->prompt_logprobs_done == 0 && next->request.prompt_logprobs < 0;
-    if (reuse) match = cache_->Find(next->path, next->tokens, now_);
-    if (wanted + Claim(*next) - match.held_nodes > blocks_.available()) break;
-    waiting_.erase(waiting_.begin());
+  for (auto at = waiting_.begin(); at != waiting_.end() && slots_.free_count() > 0;) {
+    Sequence* next = *at;
+    const std::optional<PrefixMatch> match = Look(next, blocks_.available() - wanted);
+    if (!match) {
+      ++at;
+      continue;
+    }
+    if (wanted + Claim(*next) - match->held_nodes > blocks_.available()) break;
+    at = waiting_.erase(at);
     running_.insert(std::upper_bound(running_.begin(), running_.end(), next, Precedes{}), next);
     admitted_.push_back(next);
-    Enter(next, match);
+    Enter(next, *match);
     wanted += std::max<int64_t>(0, Claim(*next) - static_cast<int64_t>(next->blocks.size()));
   }
 }
@@ -114,6 +136,11 @@ void Scheduler::Enter(Sequence* sequence, const PrefixMatch& match) {
     report.reason = MissReason::kTierFailed;
     report.detail = "no room to bring it up from host memory";
   }
+  if (sequence->awaited > sequence->computed) {
+    report.reason = MissReason::kTierFailed;
+    report.detail = disk_->last_failure();
+  }
+  sequence->awaited = 0;
   if (sequence->admitted_at < 0) {
     sequence->admitted_at = now_;
     sequence->prefix = report;

@@ -22,7 +22,8 @@
 //   long one. What one side leaves, the other takes.
 // - Admission. In order and without overtaking, as long as a slot is free and the blocks that all
 //   running sequences' known tokens, this one's, and a block of head room for each still need are
-//   free or evictable. What is shared is counted once.
+//   free or evictable. What is shared is counted once. A sequence whose prefix is being read from
+//   disk waits for that; others pass it.
 // - Prefix reuse. A sequence starts where the prefix cache lets it go on, with blocks and
 // `computed`
 //   > 0, and is saved at the boundaries the cache plans, where chunks end.
@@ -44,6 +45,7 @@
 
 #include "cache/block_pool.h"
 #include "cache/cache_op.h"
+#include "cache/disk_tier.h"
 #include "cache/prefix_cache.h"
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
@@ -74,7 +76,7 @@ class Scheduler {
   // Borrows everything. Without a cache nothing is reused. `ops` receives what has to be moved
   // before the step runs.
   Scheduler(const SchedulerOptions& options, BlockPool& blocks, SlotPool& slots,
-            std::vector<CacheOp>* ops, PrefixCache* cache = nullptr);
+            std::vector<CacheOp>* ops, PrefixCache* cache = nullptr, DiskTier* disk = nullptr);
 
   void Add(Sequence* sequence);
   // Returns the sequence's units to their pools and forgets it; with `save`, its slot stays in the
@@ -103,6 +105,8 @@ class Scheduler {
   int64_t BlocksFor(int64_t tokens) const;
   int64_t Claim(const Sequence& sequence) const;
   void Open(Sequence* sequence);
+  // What the cache has for a waiting sequence; nullopt while parts of it are read from disk.
+  std::optional<PrefixMatch> Look(Sequence* sequence, int64_t room);
   void Admit();
   void Enter(Sequence* sequence, const PrefixMatch& match);
   std::optional<BlockId> AllocateBlock();
@@ -122,6 +126,7 @@ class Scheduler {
   SlotPool& slots_;
   std::vector<CacheOp>* ops_;
   PrefixCache* cache_;
+  DiskTier* disk_;
   double now_ = 0;
   WaitingQueue waiting_;
   std::vector<Sequence*> running_;  // sorted by Precedes

@@ -43,11 +43,12 @@ struct Sequence {
   int64_t recomputed = 0;  // tokens computed again after them
 
   // Prefix cache.
-  PrefixPath path;              // open while the scheduler knows the sequence
-  PrefixReport prefix;          // of the first admission
-  bool counted = false;         // in the engine's statistics
-  std::vector<int64_t> saves;   // tokens at which it is to be saved, descending
-  bool on_disk_failed = false;  // what lies on disk could not be read: computed instead
+  PrefixPath path;             // open while the scheduler knows the sequence
+  PrefixReport prefix;         // of the first admission
+  bool counted = false;        // in the engine's statistics
+  std::vector<int64_t> saves;  // tokens at which it is to be saved, descending
+  int loads = 0;               // times it had parts read from disk
+  int64_t awaited = 0;         // the boundary it waited for then
 
   // Seconds on the engine's clock.
   double arrived_at = 0;

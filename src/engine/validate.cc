@@ -52,6 +52,9 @@ Expected<EngineOptions> CompleteOptions(EngineOptions options, const Geometry& g
   // Whole blocks: a bundle at a block's end needs no tail.
   options.bundle_interval =
       geometry.blocks_for(options.bundle_interval) * geometry.options.block_tokens;
+  if (options.disk != nullptr && options.disk_windows.every > 0) {
+    options.bundle_interval = std::min(options.bundle_interval, options.disk_windows.every);
+  }
   if (options.num_bundles < 0) {
     options.num_bundles = DefaultBundles(options.num_blocks, options.max_num_seqs);
   }
