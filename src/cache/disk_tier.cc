@@ -202,14 +202,16 @@ void DiskTier::DropPlace(PrefixNode* node) {
 // --- reading ---
 
 bool DiskTier::Load(const PrefixMatch& match, double now) {
-  FATHOM_CHECK(match.bundle != nullptr && !match.loading);
+  FATHOM_CHECK(match.found() && !match.loading);
   auto load = std::make_unique<Load_>();
   load->nodes = match.nodes;
   load->bundle = match.bundle;
   load->last_news = now;
   PrefixBundle* bundle = match.bundle;
-  ++bundle->busy;
-  cache_.Refresh(bundle);
+  if (bundle != nullptr) {
+    ++bundle->busy;
+    cache_.Refresh(bundle);
+  }
   for (PrefixNode* node : load->nodes) {
     ++node->busy;
     if (node->device) {
@@ -234,10 +236,11 @@ bool DiskTier::Load(const PrefixMatch& match, double now) {
     }
     target_block({.node = node, .place = node->disk});
   }
-  if (room && !bundle->tail.empty() && !bundle->tail_device && !bundle->tail_host) {
+  if (room && bundle != nullptr && !bundle->tail.empty() && !bundle->tail_device &&
+      !bundle->tail_host) {
     target_block({.bundle = bundle, .tail = true, .place = bundle->tail_disk});
   }
-  if (room && !bundle->device && !bundle->host) {
+  if (room && bundle != nullptr && !bundle->device && !bundle->host) {
     Target target{.bundle = bundle, .place = bundle->disk};
     target.unit = cache_.AllocateBundle(now);
     room = target.unit.has_value();
@@ -338,10 +341,12 @@ void DiskTier::EndLoad(Load_* load, double now) {
   }
   for (const BlockId block : load->held) blocks_.Release(block);
   PrefixBundle* bundle = load->bundle;
-  --bundle->busy;
+  if (bundle != nullptr) --bundle->busy;
   for (PrefixNode* node : load->nodes) --node->busy;
-  if (!bundle->has_windows() || !bundle->has_tail()) cache_.RemoveBundle(bundle, now, true);
-  else cache_.Refresh(bundle);
+  if (bundle != nullptr) {
+    const bool usable = bundle->has_windows() && bundle->has_tail();
+    usable ? cache_.Refresh(bundle) : cache_.RemoveBundle(bundle, now, true);
+  }
   for (size_t i = load->nodes.size(); i-- > 0;) {
     PrefixNode* node = load->nodes[i];
     cache_.Refresh(node);

@@ -233,11 +233,13 @@ void PrefixCache::DropTail(PrefixBundle* bundle) {
 
 bool PrefixCache::Attach(const PrefixMatch& match, SlotId slot, PrefixPath* path,
                          std::vector<BlockId>* table, double now) {
-  FATHOM_CHECK(match.bundle != nullptr && table->empty());
+  FATHOM_CHECK(match.found() && table->empty());
   PrefixBundle* bundle = match.bundle;
   // Out of all orders of eviction: making room below must not take what is wanted.
-  ++bundle->busy;
-  Refresh(bundle);
+  if (bundle != nullptr) {
+    ++bundle->busy;
+    Refresh(bundle);
+  }
   for (PrefixNode* node : match.nodes) {
     ++node->busy;
     if (node->device) blocks_.Retain(*node->device);
@@ -249,8 +251,8 @@ bool PrefixCache::Attach(const PrefixMatch& match, SlotId slot, PrefixPath* path
     if (!whole) break;
     table->push_back(*node->device);
   }
-  whole = whole && BringUp(bundle, now);
-  if (whole && !bundle->tail.empty()) {
+  whole = whole && (bundle == nullptr || BringUp(bundle, now));
+  if (whole && bundle != nullptr && !bundle->tail.empty()) {
     const std::optional<BlockId> own = AllocateBlock(now);
     whole = own.has_value() || Adopt(bundle, now);
     if (whole && !own) {
@@ -265,27 +267,27 @@ bool PrefixCache::Attach(const PrefixMatch& match, SlotId slot, PrefixPath* path
       }
     }
   }
-  if (whole) {
+  if (whole && !match.nodes.empty()) path->node = match.nodes.back();
+  if (whole && bundle != nullptr) {
     ops_->push_back(
         {CacheOp::Kind::kRestoreSlot, bundle->device->value, slot.value, bundle->tokens});
     bundle->used = std::max(bundle->used, now);
     bundle->junction = bundle->junction || match.parts;
     bundle->from_disk = false;
-    if (!match.nodes.empty()) path->node = match.nodes.back();
-  } else {
+  } else if (!whole) {
     for (PrefixNode* node : match.nodes) {
       if (node->device) blocks_.Release(*node->device);
     }
     table->clear();
   }
-  --bundle->busy;
+  if (bundle != nullptr) --bundle->busy;
   for (PrefixNode* node : match.nodes) {
     --node->busy;
     if (whole) node->from_disk = false;
     Refresh(node);
   }
   Touch(path->node, now);
-  Refresh(bundle);
+  if (bundle != nullptr) Refresh(bundle);
   return whole;
 }
 

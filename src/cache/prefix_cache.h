@@ -3,7 +3,10 @@
 // A tree of whole blocks, one root per salt. A *bundle* (a saved slot, window_kinds.h) hangs at the
 // node of the last whole block before it; one that is not on a block edge also holds the block it
 // ends in, as its *tail*. A prefix is resumable at t when the blocks below t and a bundle at t are
-// there.
+// there. Where rows reach much further than bundles, the request runs the last `rebuild` tokens
+// below their end again, without writing rows (ops::StepView::emit_from): what a layer's window
+// holds depends on 128 tokens of the layer below, so after 128 tokens a layer every window is
+// exact.
 //
 //   PrefixCache cache(options, blocks, bundles, host, &ops);
 //   PrefixPath path = cache.Open(salt);
@@ -58,7 +61,10 @@ struct PrefixOptions {
   int block_tokens = 256;
   HashAlgorithm hash = HashAlgorithm::kXxh3;
   int64_t bundle_interval = 2048;
-  int64_t min_save = 64;   // no bundle before this token, none nearer to what is resumed
+  int64_t min_save = 64;  // no bundle before this token, none nearer to what is resumed
+  // Tokens to run again, so that every layer's window is right where rows are cached and windows
+  // are not: 128 for every layer, in whole blocks. 0: never done.
+  int64_t rebuild = 0;
   int64_t keep_every = 0;  // bundles at multiples of it do not thin out before they are on disk
   bool events = false;     // collect CacheEvents for TakeEvents
 };
@@ -94,9 +100,13 @@ struct PrefixPath {
 };
 
 struct PrefixMatch {
-  std::vector<PrefixNode*> nodes;  // of the whole blocks of [0, boundary)
-  PrefixBundle* bundle = nullptr;  // at boundary; null when nothing can be resumed
+  std::vector<PrefixNode*> nodes;  // of the whole blocks of [0, rows_to)
+  PrefixBundle* bundle =
+      nullptr;  // at boundary; null when windows are rebuilt, or nothing is found
   int64_t boundary = 0;
+  // Rows reach so far; above boundary when windows are rebuilt from there, else equal to it.
+  int64_t rows_to = 0;
+  bool found() const { return bundle != nullptr || rows_to > 0; }
   int64_t junction = 0;    // > boundary: the request leaves a cached path there; save a bundle
   bool parts = false;      // other requests went on from the boundary differently
   int64_t held_nodes = 0;  // of `nodes`, those that sequences hold: they cost no block at all
@@ -130,9 +140,9 @@ class PrefixCache {
   PrefixMatch Find(const PrefixPath& path, std::span<const TokenId> tokens, double now,
                    bool disk = true) const;
 
-  // Gives the sequence the blocks of [0, boundary), the partial last one as a copy of its own, and
-  // its slot the windows. False when host blocks could not be brought up: the table stays empty and
-  // the sequence computes everything.
+  // Gives the sequence the blocks of [0, rows_to), the partial last one as a copy of its own, and
+  // its slot the windows of the bundle. False when host blocks could not be brought up: the table
+  // stays empty and the sequence computes everything.
   bool Attach(const PrefixMatch& match, SlotId slot, PrefixPath* path, std::vector<BlockId>* table,
               double now);
 

@@ -55,6 +55,15 @@ PrefixMatch PrefixCache::Find(const PrefixPath& path, std::span<const TokenId> t
     }
     if (match.bundle != nullptr) match.nodes.assign(chain.begin() + 1, chain.begin() + i + 1);
   }
+  match.rows_to = match.boundary;
+  // Rows that reach far beyond the bundle: their windows are rebuilt.
+  const int64_t rows = std::min(chain.back()->end, (known - 1) / size * size);
+  if (options_.rebuild > 0 && rows - options_.rebuild >= match.boundary + size) {
+    match.bundle = nullptr;
+    match.rows_to = rows;
+    match.boundary = rows - options_.rebuild;
+    match.nodes.assign(chain.begin() + 1, chain.begin() + 1 + rows / size);
+  }
   CountSources(&match);
   Explain(chain, tokens, now, &match);
   return match;
@@ -63,6 +72,7 @@ PrefixMatch PrefixCache::Find(const PrefixPath& path, std::span<const TokenId> t
 void PrefixCache::CountSources(PrefixMatch* match) const {
   PrefixReport& report = match->report;
   report.boundary = match->boundary;
+  report.rebuilt = match->rows_to - match->boundary;
   const auto count = [&](bool device, bool host, bool from_disk, int64_t tokens) {
     if (from_disk || (!device && !host)) report.disk_tokens += tokens;
     else if (device) report.device_tokens += tokens;
@@ -70,7 +80,9 @@ void PrefixCache::CountSources(PrefixMatch* match) const {
     if (!device && !host) match->on_disk = true;
   };
   for (const PrefixNode* node : match->nodes) {
-    count(node->device.has_value(), node->host.has_value(), node->from_disk, options_.block_tokens);
+    const bool skipped = match->bundle != nullptr || node->end <= match->boundary;
+    count(node->device.has_value(), node->host.has_value(), node->from_disk,
+          skipped ? options_.block_tokens : 0);
     if (node->device && !blocks_.evictable(*node->device)) ++match->held_nodes;
     if (node->loading > 0) match->loading = true;
   }
@@ -107,10 +119,10 @@ void PrefixCache::Explain(const std::vector<PrefixNode*>& chain, std::span<const
   report.matched_tokens = deepest->end + common;
   report.diverged_at = report.matched_tokens;
   const bool diverged = goes_on && report.matched_tokens < known;
-  if (diverged && report.matched_tokens - match->boundary >= options_.min_save) {
+  if (diverged && report.matched_tokens - match->rows_to >= options_.min_save) {
     match->junction = report.matched_tokens;
   }
-  match->parts = diverged && report.matched_tokens - match->boundary < options_.block_tokens;
+  match->parts = diverged && report.matched_tokens - match->rows_to < options_.block_tokens;
 
   if (match->boundary == known - 1) {
     report.reason = MissReason::kNone;

@@ -27,19 +27,21 @@ struct Sequence {
   std::vector<BlockId> table;
   SlotId slot;
   int64_t computed = 0;
+  int64_t emit_from = 0;  // rows below it are there already
   std::vector<int64_t> saves;
 };
 
 class World {
  public:
-  World(uint64_t seed, bool host)
+  World(uint64_t seed, bool host, int64_t rebuild)
       : random_(seed),
         blocks_(nullptr, 1, 24),
         slots_(nullptr, 1, 5),
         bundles_(nullptr, 1, 9),
         host_{{nullptr, 1, 16}, {nullptr, 1, 6}},
-        cache_({.block_tokens = kBlockTokens, .bundle_interval = 8, .min_save = 1}, blocks_,
-               bundles_, host ? &host_ : nullptr, &ops_),
+        cache_(
+            {.block_tokens = kBlockTokens, .bundle_interval = 8, .min_save = 1, .rebuild = rebuild},
+            blocks_, bundles_, host ? &host_ : nullptr, &ops_),
         block_memory_(24),
         host_memory_(16),
         slot_memory_(5),
@@ -76,7 +78,7 @@ class World {
   }
 
   void Check() const { cache_.CheckInvariants(); }
-  int64_t resumed = 0, from_host = 0, cold = 0, preempted = 0;
+  int64_t resumed = 0, from_host = 0, rebuilt = 0, cold = 0, preempted = 0;
   const PrefixStats& stats() const { return cache_.stats(); }
 
  private:
@@ -110,23 +112,34 @@ class World {
     ASSERT_LT(match.boundary, static_cast<int64_t>(sequence.tokens.size()));
     ASSERT_GE(match.report.matched_tokens, match.boundary);
     ASSERT_EQ(match.report.device_tokens + match.report.host_tokens, match.boundary);
-    sequence.computed = 0;
-    if (match.bundle != nullptr &&
+    sequence.computed = sequence.emit_from = 0;
+    if (match.found() &&
         cache_.Attach(match, sequence.slot, &sequence.path, &sequence.table, now_)) {
       sequence.computed = match.boundary;
+      if (match.bundle == nullptr) {
+        ++rebuilt;
+        sequence.emit_from = match.rows_to;
+        Run();
+        // The windows will be right at emit_from; the rows are right now.
+        slot_memory_[Index(sequence.slot)].assign(sequence.tokens.begin(),
+                                                  sequence.tokens.begin() + sequence.computed);
+        Verify(sequence, sequence.emit_from);
+      }
       ++resumed;
       from_host += match.report.host_tokens > 0 ? 1 : 0;
       Run();
       const Tokens right(sequence.tokens.begin(), sequence.tokens.begin() + sequence.computed);
       ASSERT_EQ(slot_memory_[Index(sequence.slot)], right);
-      ASSERT_EQ(static_cast<int64_t>(sequence.table.size()),
-                (sequence.computed + kBlockTokens - 1) / kBlockTokens);
+      ASSERT_EQ(
+          static_cast<int64_t>(sequence.table.size()),
+          (std::max(sequence.computed, sequence.emit_from) + kBlockTokens - 1) / kBlockTokens);
     } else {
       ++cold;
     }
     const auto known = static_cast<int64_t>(sequence.tokens.size());
     const std::vector<int64_t> boundaries = {known / 2};
-    sequence.saves = cache_.PlanSaves(sequence.computed, known, known, boundaries, match.junction);
+    sequence.saves = cache_.PlanSaves(std::max(sequence.computed, sequence.emit_from), known, known,
+                                      boundaries, match.junction);
     for (const int64_t at : sequence.saves) ASSERT_TRUE(at > sequence.computed && at < known);
   }
 
@@ -150,12 +163,14 @@ class World {
       const BlockId block = sequence.table[static_cast<size_t>(at / kBlockTokens)];
       Tokens& rows = block_memory_[Index(block)];
       rows.resize(kBlockTokens, -1);
-      rows[static_cast<size_t>(at % kBlockTokens)] = sequence.tokens[static_cast<size_t>(at)];
+      if (at >= sequence.emit_from) {
+        rows[static_cast<size_t>(at % kBlockTokens)] = sequence.tokens[static_cast<size_t>(at)];
+      }
       slot.push_back(sequence.tokens[static_cast<size_t>(at)]);
     }
     sequence.computed = to;
     cache_.Extend(&sequence.path, sequence.tokens, to, &sequence.table);
-    Verify(sequence);
+    Verify(sequence, sequence.computed);
     if (!sequence.saves.empty() && sequence.saves.front() == to) {
       sequence.saves.erase(sequence.saves.begin());
       Save(sequence);
@@ -164,14 +179,14 @@ class World {
   }
 
   void Save(const Sequence& sequence) {
-    if (sequence.computed == 0) return;
+    if (sequence.computed == 0 || sequence.computed < sequence.emit_from) return;
     cache_.Save(sequence.path, sequence.tokens, sequence.computed, sequence.table, sequence.slot,
                 now_);
   }
 
-  // Every row of [0, computed) is the sequence's own token.
-  void Verify(const Sequence& sequence) {
-    for (int64_t at = 0; at < sequence.computed; ++at) {
+  // Every row of [0, to) is the sequence's own token.
+  void Verify(const Sequence& sequence, int64_t to) {
+    for (int64_t at = 0; at < to; ++at) {
       const BlockId block = sequence.table[static_cast<size_t>(at / kBlockTokens)];
       ASSERT_EQ(block_memory_[Index(block)][static_cast<size_t>(at % kBlockTokens)],
                 sequence.tokens[static_cast<size_t>(at)]);
@@ -273,19 +288,20 @@ class World {
   std::vector<std::unique_ptr<Sequence>> running_;
 };
 
-void RunWorld(uint64_t seed, bool host, int64_t steps) {
-  World world(seed, host);
+void RunWorld(uint64_t seed, bool host, int64_t rebuild, int64_t steps) {
+  World world(seed, host, rebuild);
   for (int64_t i = 0; i < steps && !::testing::Test::HasFailure(); ++i) {
     world.Step();
     if (i % 97 == 0) world.Check();
   }
   world.End();
   std::printf(
-      "%lld steps: %lld resumed (%lld from host), %lld cold, %lld preempted, %llu blocks "
+      "%lld steps: %lld resumed (%lld from host, %lld with windows rebuilt), %lld cold, %lld "
+      "preempted, %llu blocks "
       "evicted, %llu bundles thinned\n",
       static_cast<long long>(steps), static_cast<long long>(world.resumed),
-      static_cast<long long>(world.from_host), static_cast<long long>(world.cold),
-      static_cast<long long>(world.preempted),
+      static_cast<long long>(world.from_host), static_cast<long long>(world.rebuilt),
+      static_cast<long long>(world.cold), static_cast<long long>(world.preempted),
       static_cast<unsigned long long>(world.stats().blocks_evicted),
       static_cast<unsigned long long>(world.stats().bundles_thinned));
   EXPECT_GT(world.resumed, steps / 100);
@@ -302,10 +318,16 @@ int64_t Steps() {
 }
 
 TEST(PrefixRandom, ResumesOnlyWhatIsRight) {
-  RunWorld(1, false, Steps() / 2);
+  RunWorld(1, false, 0, Steps() / 4);
 }
 TEST(PrefixRandom, ResumesOnlyWhatIsRightWithAHostTier) {
-  RunWorld(2, true, Steps() / 2);
+  RunWorld(2, true, 0, Steps() / 4);
+}
+TEST(PrefixRandom, ResumesOnlyWhatIsRightWithWindowsRebuilt) {
+  RunWorld(3, false, 8, Steps() / 4);
+}
+TEST(PrefixRandom, ResumesOnlyWhatIsRightWithAllOfIt) {
+  RunWorld(4, true, 8, Steps() / 4);
 }
 
 }  // namespace

@@ -29,6 +29,8 @@ struct PrefixReport {
   int64_t matched_tokens = 0;  // as far as the token ids agree with a cached path
   int64_t matched_blocks = 0;  // whole blocks within
   int64_t boundary = 0;        // resumed at: tokens that were not computed again
+  // Of what follows, tokens run again for their windows alone: their rows were there.
+  int64_t rebuilt = 0;
   // Where the rows of [0, boundary) came from, in tokens; they add up to boundary.
   int64_t device_tokens = 0, host_tokens = 0, disk_tokens = 0;
   MissReason reason = MissReason::kNothingCached;

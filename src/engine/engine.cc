@@ -17,12 +17,19 @@
 #include "engine/cache_mover.h"
 #include "engine/scheduler.h"
 #include "engine/validate.h"
+#include "ops/numerics.h"
 
 namespace fathom {
 namespace {
 
 // How often an engine that waits for its disk looks again.
 constexpr std::chrono::milliseconds kDiskPace{2};
+
+// Tokens after which every layer's window is exact again (PrefixOptions::rebuild).
+int64_t RebuildTokens(const Geometry& geometry) {
+  const auto layers = static_cast<int64_t>(geometry.of(CacheKind::kWindowKv).layers.size());
+  return geometry.blocks_for(ops::kWindow * layers) * geometry.options.block_tokens;
+}
 
 double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -116,6 +123,7 @@ struct Engine::Impl {
     cache.emplace(PrefixOptions{.block_tokens = g.options.block_tokens,
                                 .hash = o.prefix_hash,
                                 .bundle_interval = o.bundle_interval,
+                                .rebuild = RebuildTokens(g),
                                 .keep_every = o.disk != nullptr ? o.disk_windows.every : 0,
                                 .events = o.events != nullptr},
                   blocks, bundles, host ? &*host : nullptr, &ops);

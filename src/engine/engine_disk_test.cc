@@ -280,6 +280,18 @@ TEST_F(EngineDisk, ARequestThatLeavesWhileItsPrefixIsReadHarmsNothing) {
   }
 }
 
+TEST_F(EngineDisk, RowsAloneAreEnough) {
+  const testing::TemporaryDirectory folder;
+  const DiskWindows windows = *DiskWindows::Parse("none", 256);
+  const std::vector<TokenId> prompt = Text(1'700);
+  { Run(*Start(Store(folder.path()), windows), prompt); }
+  auto engine = Start(Store(folder.path()), windows);
+  const Reply reply = Run(*engine, prompt);
+  EXPECT_EQ(reply.prefix.boundary, 1'536 - 6 * 128) << reply.prefix.Reason();
+  EXPECT_EQ(reply.prefix.disk_tokens, 1'536 - 6 * 128);
+  EXPECT_TRUE(reply.trace == Cold(prompt));
+}
+
 TEST_F(EngineDisk, CheckpointsAloneAreKeptWhereThePolicySaysSo) {
   const testing::TemporaryDirectory folder;
   const DiskWindows windows = *DiskWindows::Parse("checkpoint:512", 256);

@@ -200,6 +200,31 @@ TEST_F(EnginePrefix, AHostTierGivesBackWhatTheDeviceHadNoRoomFor) {
             warm->stats().prompt_tokens);
 }
 
+// Rows are there and windows are not: they are rebuilt from 128 tokens a layer, without writing
+// rows.
+TEST_F(EnginePrefix, WindowsAreRebuiltFromRows) {
+  auto cold = Cold();
+  for (const int step : {512, 100}) {
+    auto warm = StartModel({.max_model_len = 8'192,
+                            .max_num_seqs = 2,
+                            .max_num_batched_tokens = step,
+                            .num_bundles = 0});
+    for (const int64_t length : {1'281, 1'282, 1'400, 1'537, 3'000}) {
+      const std::vector<TokenId> prompt = Text(length, length);
+      const Traced right = Run(*cold, prompt).trace;
+      Run(*warm, prompt);
+      const Reply reply = Run(*warm, prompt);
+      const int64_t rows = (length - 1) / 256 * 256;
+      EXPECT_EQ(reply.report.prefix.rebuilt, 6 * 128);
+      EXPECT_EQ(reply.cached, rows - 6 * 128) << reply.report.prefix.Reason();
+      EXPECT_EQ(reply.report.prefix.reason, MissReason::kNoBundle);
+      EXPECT_TRUE(reply.trace == right) << length;
+    }
+    ASSERT_TRUE(warm->WaitIdle(std::chrono::seconds(60)));
+    ExpectAllReturned(*warm);
+  }
+}
+
 TEST_F(EnginePrefix, APreemptedSequenceGoesOnFromWhatIsStillThere) {
   auto cold = Cold();
   auto warm = StartModel({.max_model_len = 1'024, .max_num_seqs = 3, .num_blocks = 9}, {},

@@ -76,7 +76,10 @@ std::optional<BlockId> Scheduler::AllocateBlock() {
 }
 
 void Scheduler::SaveSlot(Sequence* sequence) {
-  if (cache_ == nullptr || sequence->computed == 0) return;
+  // While windows are being rebuilt the slot is of no use to others.
+  if (cache_ == nullptr || sequence->computed == 0 || sequence->computed < sequence->emit_from) {
+    return;
+  }
   cache_->Save(sequence->path, sequence->tokens, sequence->computed, sequence->blocks,
                *sequence->slot, now_);
 }
@@ -128,10 +131,14 @@ void Scheduler::Enter(Sequence* sequence, const PrefixMatch& match) {
   sequence->slot = slots_.Allocate();
   ops_->push_back({.kind = CacheOp::Kind::kClearSlot, .to = sequence->slot->value});
   PrefixReport report = match.report;
-  if (match.bundle != nullptr &&
-      cache_->Attach(match, *sequence->slot, &sequence->path, &sequence->blocks, now_)) {
+  sequence->emit_from = 0;
+  const bool attached = match.found() && cache_->Attach(match, *sequence->slot, &sequence->path,
+                                                        &sequence->blocks, now_);
+  if (attached) {
     sequence->computed = match.boundary;
-  } else if (match.bundle != nullptr) {
+    if (match.bundle == nullptr) sequence->emit_from = match.rows_to;
+  } else if (match.found()) {
+    report.rebuilt = 0;
     report.boundary = report.device_tokens = report.host_tokens = report.disk_tokens = 0;
     report.reason = MissReason::kTierFailed;
     report.detail = "no room to bring it up from host memory";
@@ -148,8 +155,12 @@ void Scheduler::Enter(Sequence* sequence, const PrefixMatch& match) {
   }
   if (cache_ == nullptr) return;
   sequence->saves =
-      cache_->PlanSaves(sequence->computed, sequence->prompt_tokens, sequence->length(),
-                        sequence->request.boundaries, match.junction);
+      cache_->PlanSaves(std::max(sequence->computed, sequence->emit_from), sequence->prompt_tokens,
+                        sequence->length(), sequence->request.boundaries, match.junction);
+  // Where windows are rebuilt they were missing: the next request finds them.
+  if (sequence->emit_from > 0) {
+    sequence->saves.insert(sequence->saves.begin(), sequence->emit_from);
+  }
   std::reverse(sequence->saves.begin(), sequence->saves.end());
 }
 
@@ -308,7 +319,7 @@ void Scheduler::Build(StepPlan& plan) {
     Sequence& sequence = *chunk.sequence;
     sequence.last_step = step_;
     chunk.first_row = static_cast<int64_t>(plan.logit_rows.size());
-    plan.AddSequence(sequence.id, *sequence.slot, sequence.blocks);
+    plan.AddSequence(sequence.id, *sequence.slot, sequence.blocks, sequence.emit_from);
     for (int64_t at = chunk.begin; at < chunk.begin + chunk.count; ++at) {
       plan.AddToken(sequence.tokens[static_cast<size_t>(at)], at, sequence.wants_logits(at));
     }

@@ -6,7 +6,7 @@ namespace fathom {
 
 StepArrays::StepArrays(ops::Backend& backend, const Limits& limits)
     : backend_(backend),
-      capacity_(3 * limits.tokens + (2 + limits.blocks_per_sequence) * limits.sequences + 1 +
+      capacity_(3 * limits.tokens + (3 + limits.blocks_per_sequence) * limits.sequences + 1 +
                 limits.logit_rows),
       device_(reinterpret_cast<int32_t*>(
           backend.Allocate(capacity_ * static_cast<int64_t>(sizeof(int32_t))))) {
@@ -28,6 +28,7 @@ StepArrays::Uploaded StepArrays::Upload(const StepPlan& plan) {
   out.view.query_start = place(plan.query_start);
   out.view.slot = place(plan.slot);
   out.view.block_table = place(plan.block_table);
+  out.view.emit_from = place(plan.emit_from);
   out.logit_rows = {place(plan.logit_rows), plan.logit_rows.size()};
   FATHOM_CHECK(static_cast<int64_t>(staging_.size()) <= capacity_);
   backend_.FromHost(device_, staging_.data(),

@@ -16,15 +16,18 @@ void StepPlan::Clear() {
   block_table.clear();
   max_blocks = 0;
   logit_rows.clear();
+  emit_from.clear();
   requests.clear();
   tables_.clear();
   table_ends_.clear();
 }
 
-void StepPlan::AddSequence(RequestId request, SlotId slot_id, const std::vector<BlockId>& blocks) {
+void StepPlan::AddSequence(RequestId request, SlotId slot_id, const std::vector<BlockId>& blocks,
+                           int64_t emits_from) {
   if (query_start.empty()) query_start.push_back(0);
   query_start.push_back(num_tokens());
   slot.push_back(slot_id.value);
+  emit_from.push_back(static_cast<int32_t>(emits_from));
   requests.push_back(request);
   tables_.insert(tables_.end(), blocks.begin(), blocks.end());
   table_ends_.push_back(tables_.size());

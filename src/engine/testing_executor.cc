@@ -41,6 +41,12 @@ class ScriptedExecutor : public Executor {
     size_t row = 0;
     for (int32_t s = 0; s < step.num_sequences; ++s) {
       SlotState state = LoadSlot(step.slot[s]);
+      // Windows are rebuilt from rows that are there: from an empty slot in the middle of a prompt.
+      if (state.length == 0 && step.first_position(s) > 0 &&
+          step.emit_from[s] > step.first_position(s)) {
+        state = {step.first_position(s),
+                 HistoryHash(History(step.blocks_of(s), step.first_position(s)))};
+      }
       if (step.first_position(s) == 0 && (state.length != 0 || state.hash != 0)) {
         return Fail(Code::kInternal, "slot {} was handed out without being zeroed", step.slot[s]);
       }
@@ -89,7 +95,8 @@ class ScriptedExecutor : public Executor {
         return Fail(Code::kInternal, "request {} is twice in a step", plan.requests[s].value);
       }
       const int32_t last = step.first_position(s) + step.tokens_of(s) - 1;
-      for (int32_t b = step.first_position(s) / block_tokens; b <= last / block_tokens; ++b) {
+      const int32_t first = std::max(step.first_position(s), step.emit_from[s]);
+      for (int32_t b = first / block_tokens; b <= last / block_tokens; ++b) {
         if (b >= step.max_blocks) {
           return Fail(Code::kInternal, "block table of request {} ends before position {}",
                       plan.requests[s].value, last);
@@ -120,7 +127,9 @@ class ScriptedExecutor : public Executor {
     if (block < 0 || block >= blocks_.capacity() || blocks_.references(BlockId{block}) < 1) {
       return Fail(Code::kInternal, "block {} is not allocated", block);
     }
-    std::memcpy(TokenAddress(step.blocks_of(s), state.length), &step.token[t], sizeof(TokenId));
+    if (step.position[t] >= step.emit_from[s]) {
+      std::memcpy(TokenAddress(step.blocks_of(s), state.length), &step.token[t], sizeof(TokenId));
+    }
     ++state.length;
     state.hash = Mix(state.hash, step.token[t]);
     return {};
@@ -128,11 +137,7 @@ class ScriptedExecutor : public Executor {
 
   Status Answer(RequestId request, const int32_t* table, const SlotState& state,
                 std::span<float> logits) {
-    history_.resize(static_cast<size_t>(state.length));
-    for (int64_t i = 0; i < state.length; ++i) {
-      std::memcpy(&history_[static_cast<size_t>(i)], TokenAddress(table, i), sizeof(TokenId));
-    }
-    if (HistoryHash(history_) != state.hash) {
+    if (HistoryHash(History(table, state.length)) != state.hash) {
       return Fail(Code::kInternal, "request {}: the blocks hold another history than the slot",
                   request.value);
     }
@@ -148,6 +153,15 @@ class ScriptedExecutor : public Executor {
     std::fill(logits.begin(), logits.end(), 0.0f);
     logits[static_cast<size_t>(answer)] = kAnswerLogit;
     return {};
+  }
+
+  // The tokens that the blocks hold.
+  const std::vector<TokenId>& History(const int32_t* table, int64_t length) {
+    history_.resize(static_cast<size_t>(length));
+    for (int64_t i = 0; i < length; ++i) {
+      std::memcpy(&history_[static_cast<size_t>(i)], TokenAddress(table, i), sizeof(TokenId));
+    }
+    return history_;
   }
 
   std::span<float> Row(size_t row) {

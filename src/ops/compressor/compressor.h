@@ -19,6 +19,7 @@
 //   ratio 4:   8 rows of [c (2e) | g with ape (2e)]; rows 0..3 previous group, row 4 + t mod 4 the
 //              current one; when a group completes rows 4..7 move to 0..3.
 //   ratio 128: [m (512) | l (512) | a (512)]; started afresh at t mod 128 == 0.
+// Rows that end before StepView::emit_from are not written; the state advances all the same.
 // Nothing of a stale slot is ever read: whether a member exists follows from the position.
 #pragma once
 

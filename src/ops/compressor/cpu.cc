@@ -55,6 +55,7 @@ class Compressor {
 
   // model.md 5.4 on a pooled row, in place, and its encoding as row j of sequence s.
   void FinishRow(int32_t s, int32_t j, float* row) const {
+    if (!step_.emits(s, j, args_.ratio)) return;
     const bool product = args_.numerics == Numerics::kProduct;
     const PagedRows& rows = args_.rows;
     kernels_.norm_rope(row, args_.channels, args_.norm, kNormEps, args_.rope->f.data(),

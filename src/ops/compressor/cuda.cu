@@ -61,6 +61,8 @@ __device__ float BlockSum(float x, float* partial) {
 template <int kChannels>
 __device__ void FinishRow(const CompressorParams& p, float x, int32_t sequence, int32_t j,
                           int ratio) {
+  // The same for the whole block: the position decides.
+  if (p.step.emit_from != nullptr && (int64_t{j} + 1) * ratio <= p.step.emit_from[sequence]) return;
   __shared__ float partial[kChannels / 32];
   __shared__ alignas(16) float row[kChannels];
   const int ch = threadIdx.x;

@@ -13,6 +13,7 @@ namespace {
 
 // Step 5.4 on a pooled row, in place, and its encoding as row j of sequence s.
 void FinishRow(const CompressorArgs& args, int32_t s, int32_t j, float* row) {
+  if (!args.step->emits(s, j, args.ratio)) return;
   const bool product = args.numerics == Numerics::kProduct;
   const int e = args.channels;
   double squares = 0;
