@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache/plan_text.h"
+#include "cli/cache_flags.h"
 #include "cli/runtime_plan.h"
 #include "core/cpu_features.h"
 #include "core/log.h"
@@ -200,7 +201,8 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
                             BudgetLoaded(runtime->config, runtime->weights.tensor_count,
                                          runtime->weights.total_bytes),
                             memory));
-  const EngineOptions planned = MakeEngineOptions(options, runtime->config, runtime->plan);
+  EngineOptions planned = MakeEngineOptions(options, runtime->config, runtime->plan);
+  FATHOM_TRY(SetUpReuse(*runtime, &planned));
   runtime->engine_options = planned;
   runtime->threads = std::make_unique<ThreadPool>(options.threads);
   FATHOM_TRY(
@@ -236,7 +238,7 @@ std::string DescribeRuntime(const Runtime& runtime) {
   row("limits",
       fmt::format("context {}, sequences {}, tokens a step {}, waiting {}", engine.max_model_len,
                   engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_waiting));
-  return table + PlanTables(runtime.plan);
+  return table + PlanTables(runtime.plan) + DescribeReuse(engine, runtime.geometry);
 }
 
 }  // namespace fathom

@@ -24,6 +24,18 @@
 
 namespace fathom {
 
+// Prefix reuse and its tiers (cache_flags.h).
+struct CacheReuseOptions {
+  bool prefix_caching = true;
+  int64_t bundle_interval = 2048;     // tokens
+  std::string prefix_hash = "xxh3";   // xxh3 | sha256
+  int64_t kv_host_size = 0;           // bytes of host memory; 0: no host tier
+  std::string kv_disk_path;           // empty: no disk tier
+  int64_t kv_disk_size = 0;           // bytes; 0: no limit
+  std::string disk_windows = "full";  // full | checkpoint:N | none
+  std::shared_ptr<CacheEventSink> events;
+};
+
 struct RuntimeOptions {
   std::string model;            // directory or org/name; empty: the demo checkpoint
   std::string tokenizer;        // directory or tokenizer.json; empty: the model's own
@@ -42,7 +54,8 @@ struct RuntimeOptions {
   int max_waiting = 1024;             // queue length beyond which requests get 429
   int64_t kv_cache_memory = 0;        // bytes for blocks, slots and bundles; 0: not given
   double gpu_memory_utilization = 0;  // share of the device's memory for everything; 0: off
-  int threads = 0;                    // compute threads; 0: one per CPU this process may use
+  CacheReuseOptions reuse;
+  int threads = 0;  // compute threads; 0: one per CPU this process may use
 };
 
 struct Runtime {

@@ -60,6 +60,7 @@ Expected<PlanRequest> MakePlanRequest(const RuntimeOptions& options, const Devic
   request.context = options.max_model_len;
   request.slots = options.max_num_seqs;
   request.step_tokens = options.max_num_batched_tokens;
+  request.bundles = options.reuse.prefix_caching;
   request.on_gpu = device.gpu;
   if (!device.gpu) {
     request.threads = options.threads > 0 ? options.threads : ThreadPool().size();

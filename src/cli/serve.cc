@@ -16,6 +16,7 @@
 #include "api/openai_request.h"
 #include "api/server.h"
 #include "core/log.h"
+#include "dist/kv_events.h"
 
 namespace fathom {
 namespace {
@@ -152,6 +153,35 @@ std::string ShownHost(const std::string& host) {
   return host.find(':') != std::string::npos && host.front() != '[' ? "[" + host + "]" : host;
 }
 
+// The publisher that --kv-events-config asks for, null where it asks for none. Its counters go to
+// the metrics of `model`.
+Expected<std::shared_ptr<KvEventPublisher>> StartKvEvents(const ServeOptions& options,
+                                                          ServedModel* model) {
+  std::shared_ptr<KvEventPublisher> publisher;
+  if (options.kv_events_config.empty()) return publisher;
+  FATHOM_ASSIGN(const KvEventsConfig config, KvEventsConfig::Parse(options.kv_events_config));
+  if (!config.publishes()) return publisher;
+  KvEventFormat format;
+  format.block_tokens = options.runtime.block_size;
+  format.common_root =
+      BlockHasher(options.runtime.reuse.prefix_hash == "sha256" ? HashAlgorithm::kSha256
+                                                                : HashAlgorithm::kXxh3)
+          .Root("");
+  FATHOM_ASSIGN(publisher, KvEventPublisher::Start(config, format));
+  const auto count = [&](const char* name, const char* help, auto field) {
+    model->counters.push_back({name, help, [publisher, field] {
+                                 return static_cast<double>(publisher->stats().*field);
+                               }});
+  };
+  using Stats = KvEventPublisher::Stats;
+  count("kv_event_batches_total", "Batches of KV events published.", &Stats::batches);
+  count("kv_events_total", "KV events published.", &Stats::events);
+  count("kv_event_batches_dropped_total", "Batches of KV events the full queue lost.",
+        &Stats::dropped_batches);
+  count("kv_event_replays_total", "Replays of KV events answered.", &Stats::replays);
+  return publisher;
+}
+
 // Runs in a thread of its own from before the model is loaded, so that a signal during the load
 // ends the process instead of waiting for it.
 class Signals {
@@ -192,7 +222,10 @@ Status RunServe(const ServeOptions& options) {
   Signals signals;
   FATHOM_TRY(TryToListen(options));
   const auto start = std::chrono::steady_clock::now();
-  FATHOM_ASSIGN(const std::unique_ptr<Runtime> runtime, LoadRuntime(options.runtime));
+  RuntimeOptions runtime_options = options.runtime;
+  FATHOM_ASSIGN(const std::shared_ptr<KvEventPublisher> kv_events, StartKvEvents(options, &model));
+  runtime_options.reuse.events = kv_events;
+  FATHOM_ASSIGN(const std::unique_ptr<Runtime> runtime, LoadRuntime(runtime_options));
   model.engine = runtime->engine.get();
   model.tokenizer = runtime->tokenizer.get();
   model.encoder = runtime->encoder.get();
@@ -208,6 +241,11 @@ Status RunServe(const ServeOptions& options) {
   fmt::print(stderr, "{}", DescribeRuntime(*runtime));
   fmt::print(stderr, "  {:<16} {}; thinking by default: {}\n", "served as", names,
              thinking ? "yes" : "no");
+  if (kv_events != nullptr) {
+    const std::string& replay = kv_events->replay_endpoint();
+    fmt::print(stderr, "  {:<16} {}, replay: {}\n", "KV events", kv_events->endpoint(),
+               replay.empty() ? "none" : replay);
+  }
   FATHOM_ASSIGN(const std::unique_ptr<Server> server,
                 Server::Start(MakeServerOptions(options), std::move(model)));
   signals.Serving();

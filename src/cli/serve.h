@@ -29,6 +29,7 @@ struct ServeOptions {
   double heartbeat_seconds = 5;                // comments into a silent stream
   double unhealthy_seconds = 60;     // work exists, no step ends for so long: /health answers 503
   double stall_seconds = 300;        // ... the requests in progress fail
+  std::string kv_events_config;      // vLLM's JSON (dist/kv_events_config.h); empty: no events
   std::vector<std::string> notices;  // lines to print at start (flags without effect)
 };
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "cli/cache_flags.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/serve.h"
@@ -31,6 +32,8 @@ void AddServerFlags(Command& command, ServeOptions& options) {
   command.Choice("--thinking-sampling", options.thinking_sampling, {"apply", "ignore"},
                  "whether temperature and penalties count while thinking");
   command.Text("--metrics-prefix", options.metrics_prefix, "TEXT", "of the names in /metrics");
+  command.Text("--kv-events-config", options.kv_events_config, "JSON",
+               "publish what the prefix cache holds over ZeroMQ (docs/kv-events.md)");
   command.Count("--http-threads", options.http_threads, 1, 256, "threads that serve sockets");
   command.Count("--max-body-size", options.max_body_bytes, 1, int64_t{1} << 40,
                 "bytes of a request, beyond them 413");
@@ -53,7 +56,6 @@ void AddFlagsWithoutEffect(Command& command) {
   const char* parallel = "no multi-device parallelism yet";
   command.NoEffect("--tensor-parallel-size", false, parallel, {"1"});
   command.NoEffect("--dtype", false, "activations are what the numerics say", {"auto", "bfloat16"});
-  command.NoEffect("--enable-prefix-caching", true, "there is no prefix cache yet", {"false"});
   command.NoEffect("--generation-config", false, "it is read from the model's directory", {"auto"});
   command.NoEffect("--revision", false, "a model is taken as it lies on disk");
   command.NoEffect("--uvicorn-log-level", false, "--log-level sets what goes to the log");
@@ -90,6 +92,7 @@ void AddServeCommand(CLI::App& app, int* exit_code) {
                    "  FATHOM_API_KEY=secret fathom serve --config server.yaml\n"
                    "  fathom serve --config server.yaml --print-config");
   AddModelFlags(*command, flags->model, ModelArgument::kPositional);
+  AddCacheFlags(*command, flags->model.options.reuse);
   AddServerFlags(*command, flags->options);
   command->Count("--max-waiting", flags->model.options.max_waiting, 1, 1 << 24,
                  "requests in the queue, beyond them 429");
