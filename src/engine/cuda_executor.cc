@@ -67,6 +67,15 @@ class CudaExecutor final : public Executor {
   void ClearSlot(std::span<std::byte> slot) override {
     backend_.Fill(slot.data(), 0, std::ssize(slot));
   }
+  void CopyRuns(std::byte* to, const std::byte* from, std::span<const CopyRun> runs) override {
+    for (const CopyRun& run : runs) backend_.Copy(to + run.to, from + run.from, run.bytes);
+  }
+  void ToHost(std::byte* host, const std::byte* from, int64_t bytes) override {
+    backend_.ToHost(host, from, bytes);
+  }
+  void FromHost(std::byte* to, const std::byte* host, int64_t bytes) override {
+    backend_.FromHost(to, host, bytes);
+  }
   int64_t vocab_size() const override { return vocab_size_; }
   ExecutorLimits limits() const override { return limits_; }
 
