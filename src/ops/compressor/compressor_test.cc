@@ -251,5 +251,31 @@ TEST(Compressor, RotationAgreesWithTheTableUpToTheLastPosition) {
   });
 }
 
+// A sequence that rebuilds its windows runs tokens whose rows are there: those rows stay what they
+// are, those from emit_from on are written, and the state is as if it had written them all.
+TEST(Compressor, RowsBelowEmitFromAreNotWritten) {
+  ThreadPool pool(2);
+  for (CompressorOptions options : Instances()) {
+    SCOPED_TRACE(NameOf(options));
+    options.sequences = 2;
+    for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+      CompressorScenario all(options), some(options);
+      all.Step({{0, 0, 700}, {1, 0, 300}}, threads);
+      some.Step({{0, 0, 300, 512}, {1, 0, 100}}, threads);
+      some.Step({{1, 100, 200}, {0, 300, 400, 512}}, threads);
+      for (int32_t row = 0; row < 700 / options.ratio; ++row) {
+        const bool written = (row + 1) * options.ratio > 512;
+        const std::vector<std::byte> bytes = some.RowBytes(0, row);
+        const std::vector<std::byte> untouched(bytes.size(), std::byte{0xff});
+        EXPECT_EQ(bytes, written ? all.RowBytes(0, row) : untouched) << row;
+      }
+      for (int32_t row = 0; row < 300 / options.ratio; ++row) {
+        EXPECT_EQ(some.RowBytes(1, row), all.RowBytes(1, row)) << row;
+      }
+      EXPECT_EQ(some.StateFloats(0), all.StateFloats(0));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fathom::ops

@@ -28,6 +28,7 @@ struct CompressorChunk {
   int sequence = 0;
   int32_t first = 0;
   int32_t count = 0;
+  int32_t emit_from = 0;  // StepView::emit_from
 };
 
 class CompressorScenario {
@@ -73,6 +74,7 @@ class CompressorScenario {
 
   void Prepare(const std::vector<CompressorChunk>& chunks) {
     position_.clear(), sequence_.clear(), slot_.clear(), block_table_.clear();
+    emit_from_.clear();
     c_.clear(), g_.clear();
     query_start_.assign(1, 0);
     for (const CompressorChunk& chunk : chunks) {
@@ -83,6 +85,7 @@ class CompressorScenario {
         Append(&g_, chunk.sequence, chunk.first + i, 1);
       }
       slot_.push_back(Slot(chunk.sequence));
+      emit_from_.push_back(chunk.emit_from);
       query_start_.push_back(static_cast<int32_t>(position_.size()));
       const auto* blocks = &table_[int64_t{chunk.sequence} * blocks_];
       block_table_.insert(block_table_.end(), blocks, blocks + blocks_);
@@ -96,6 +99,7 @@ class CompressorScenario {
     step_.slot = slot_.data();
     step_.block_table = block_table_.data();
     step_.max_blocks = blocks_;
+    step_.emit_from = emit_from_.data();
   }
 
   // The arguments of the step prepared last, in this object's memory.
@@ -188,7 +192,7 @@ class CompressorScenario {
   std::vector<float> ape_, norm_, c_, g_;
   std::vector<uint8_t> state_;
   std::vector<std::byte> pages_;
-  std::vector<int32_t> table_, position_, sequence_, slot_, block_table_, query_start_;
+  std::vector<int32_t> table_, position_, sequence_, slot_, block_table_, query_start_, emit_from_;
 };
 
 }  // namespace fathom::ops
