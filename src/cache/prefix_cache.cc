@@ -39,6 +39,17 @@ PrefixPath PrefixCache::Open(const std::string& salt) {
   return {root.get(), root.get()};
 }
 
+const BlockHash& PrefixCache::Name(const PrefixPath& path, std::span<const TokenId> tokens,
+                                   size_t index) const {
+  const auto size = static_cast<size_t>(options_.block_tokens);
+  std::vector<BlockHash>& names = path.names;
+  while (names.size() <= index) {
+    const BlockHash& parent = names.empty() ? path.root->hash : names.back();
+    names.push_back(hasher_.Next(parent, tokens.subspan(names.size() * size, size)));
+  }
+  return names[index];
+}
+
 void PrefixCache::DropRoot(PrefixNode* root) {
   if (root->users == 0 && root->children.empty() && root->bundles.empty()) nodes_.erase(root->hash);
 }
@@ -317,7 +328,7 @@ void PrefixCache::Extend(PrefixPath* path, std::span<const TokenId> tokens, int6
   while (!path->closed && path->node->end + size <= computed) {
     PrefixNode* parent = path->node;
     const auto ids = tokens.subspan(static_cast<size_t>(parent->end), static_cast<size_t>(size));
-    const BlockHash hash = hasher_.Next(parent->hash, ids);
+    const BlockHash hash = Name(*path, tokens, static_cast<size_t>(parent->end / size));
     BlockId& own = (*table)[static_cast<size_t>(parent->end / size)];
     PrefixNode* node = Child(parent, hash, ids);
     if (node == nullptr) {

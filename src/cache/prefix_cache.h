@@ -96,6 +96,7 @@ struct PrefixPath {
   PrefixNode* root = nullptr;
   PrefixNode* node = nullptr;
   bool closed = false;  // a hash collided: its blocks are not in the index from there on
+  mutable std::vector<BlockHash> names;  // of the sequence's whole blocks, as far as computed
   bool open() const { return root != nullptr; }
 };
 
@@ -186,6 +187,9 @@ class PrefixCache {
 
   using Order = std::set<EvictionItem>;
 
+  // The name of whole block `index` of the sequence's tokens, which only ever grow.
+  const BlockHash& Name(const PrefixPath& path, std::span<const TokenId> tokens,
+                        size_t index) const;
   PrefixNode* Child(const PrefixNode* parent, const BlockHash& hash,
                     std::span<const TokenId> tokens) const;
   static bool Reachable(const PrefixNode& node, bool disk);

@@ -40,7 +40,7 @@ PrefixMatch PrefixCache::Find(const PrefixPath& path, std::span<const TokenId> t
   while (chain.back()->end + size <= known) {
     PrefixNode* parent = chain.back();
     const auto ids = tokens.subspan(static_cast<size_t>(parent->end), static_cast<size_t>(size));
-    PrefixNode* node = Child(parent, hasher_.Next(parent->hash, ids), ids);
+    PrefixNode* node = Child(parent, Name(path, tokens, chain.size() - 1), ids);
     if (node == nullptr || !Reachable(*node, disk)) break;
     chain.push_back(node);
   }

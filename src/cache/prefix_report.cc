@@ -48,7 +48,7 @@ std::string PrefixReport::Reason() const {
     case MissReason::kBundleEvicted: return fmt::format("bundle evicted {:.0f} s ago", seconds_ago);
     case MissReason::kBlockEvicted: return fmt::format("block evicted {:.0f} s ago", seconds_ago);
     case MissReason::kSaltDiffers: return "salt differs";
-    case MissReason::kTierFailed: return "not restored: " + detail;
+    case MissReason::kTierFailed: return fmt::format("not restored: {}", detail);
   }
   return "unknown";
 }

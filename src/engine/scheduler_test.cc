@@ -116,6 +116,30 @@ TEST(Scheduler, EverySequenceDecodesInEveryStepWhileALongPromptPrefills) {
   EXPECT_EQ(steps, (100'000 + 255) / 256);  // and the prompt used all it was allowed
 }
 
+// A document of 458,000 tokens among short requests that keep coming: they do not wait for it, and
+// it gets its share of every step whatever comes.
+TEST(Scheduler, AVeryLongPromptNeitherStallsNorIsStalled) {
+  Simulation run({.max_step_tokens = 512, .max_prefill_with_decode = 256}, 6'000, 16);
+  Sequence* longest = run.Add(458'000, 4);
+  std::vector<std::pair<Sequence*, int>> shorts;  // and the step they came
+  int steps = 0, slowest = 0;
+  std::mt19937 random(7);
+  while (!longest->decoding()) {
+    if (steps % 6 == 0) {
+      shorts.emplace_back(run.Add(20 + static_cast<int64_t>(random() % 300), 20), steps);
+    }
+    ASSERT_TRUE(run.Step());
+    ++steps;
+    for (auto& [sequence, came] : shorts) {
+      if (came < 0 || sequence->generated() == 0) continue;
+      slowest = std::max(slowest, steps - came);
+      came = -1;
+    }
+    ASSERT_LT(steps, 458'000 / 128 + 100);  // half of what is left to prefill is always the first's
+  }
+  EXPECT_LE(slowest, 8);
+}
+
 TEST(Scheduler, PrefillMovesAndDecodeTakesTurnsWhenTheStepIsTooSmallForBoth) {
   // 32 decoding sequences fill the step; an eighth of it, 4 tokens, is left to prefill.
   Simulation run({.max_step_tokens = 32, .max_prefill_with_decode = 256}, 20'000, 64);
