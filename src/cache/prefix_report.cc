@@ -2,19 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "core/amounts.h"
+
 namespace fathom {
-namespace {
-
-std::string Grouped(int64_t value) {  // 5120 -> 5,120, whatever the locale
-  std::string digits = std::to_string(value);
-  for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<size_t>(at), ",");
-  }
-  return digits;
-}
-
-}  // namespace
-
 std::string_view MissReasonName(MissReason reason) {
   switch (reason) {
     case MissReason::kNone: return "none";
