@@ -180,12 +180,12 @@ TEST_F(EngineDisk, DamagedFilesAreRefusedByNameAndComputedAgain) {
     fs::copy_file(files[0], target);
     return target;
   };
-  for (int64_t cut = 0; cut < size; cut += 4'096 * 29) {
+  for (int64_t cut = 0; cut < size; cut += 4'096 * (kSanitized ? 170 : 29)) {
     const testing::TemporaryDirectory folder;
     fs::resize_file(copy(folder.path()), static_cast<uintmax_t>(cut));
     check(folder.path(), "cut at " + std::to_string(cut));
   }
-  for (int64_t at = 100; at < size; at += size / 25) {
+  for (int64_t at = 100; at < size; at += size / (kSanitized ? 4 : 25)) {
     const testing::TemporaryDirectory folder;
     const fs::path target = copy(folder.path());
     std::fstream file(target, std::ios::in | std::ios::out | std::ios::binary);
@@ -196,7 +196,7 @@ TEST_F(EngineDisk, DamagedFilesAreRefusedByNameAndComputedAgain) {
     file.close();
     check(folder.path(), "flipped at " + std::to_string(at));
   }
-  EXPECT_GT(computed, 10);
+  EXPECT_GT(computed, kSanitized ? 2 : 10);
 }
 
 TEST_F(EngineDisk, FilesOfAnotherModelAreLeftAlone) {
@@ -216,7 +216,7 @@ TEST_F(EngineDisk, AFailingDiskCostsNothingButTime) {
   const testing::TemporaryDirectory folder;
   { Run(*Start(Store(folder.path())), prompt); }
   // Reads fail, one after the other.
-  for (int n = 1; n < 40; n += 6) {
+  for (int n = 1; n < 40; n += kSanitized ? 19 : 6) {
     auto io = std::make_shared<FaultyDiskIo>(MakePosixDiskIo());
     auto store = Store(folder.path(), io);
     io->FailAt(n, EIO);
@@ -264,7 +264,7 @@ TEST_F(EngineDisk, ARequestThatLeavesWhileItsPrefixIsReadHarmsNothing) {
   const testing::TemporaryDirectory folder;
   const std::vector<TokenId> prompt = Text(4'000);
   { Run(*Start(Store(folder.path())), prompt); }
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < (kSanitized ? 4 : 20); ++i) {
     auto engine = Start(Store(folder.path()));
     auto queue = std::make_shared<Collector>();
     Request request = Ask(queue, prompt, 4);

@@ -21,6 +21,13 @@ inline std::string DemoFolder() {
          "/models/demo";
 }
 
+// Sanitizers look at memory and threads; every value of a long list is the release tests' business.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 struct Golden {
   std::string name;
   std::vector<TokenId> prompt, greedy;

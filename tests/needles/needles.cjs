@@ -40,6 +40,30 @@ async function post(route, body) {
   return JSON.parse(text);
 }
 
+// A chat as a stream, put together again: heartbeats keep the connection of a long prefill alive.
+async function chat(body) {
+  const response = await fetch(options.url + '/v1/chat/completions', {
+    method: 'POST', headers: {'content-type': 'application/json'},
+    body: JSON.stringify({...body, stream: true, stream_options: {include_usage: true}}),
+  });
+  if (!response.ok) throw new Error(`chat: ${response.status} ${(await response.text()).slice(0, 300)}`);
+  let content = '';
+  let usage;
+  let rest = '';
+  for await (const piece of response.body.pipeThrough(new TextDecoderStream())) {
+    const lines = (rest + piece).split('\n');
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith('data: ') || line === 'data: [DONE]') continue;
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new Error(JSON.stringify(event.error));
+      content += event.choices[0]?.delta?.content ?? '';
+      usage = event.usage ?? usage;
+    }
+  }
+  return {content, usage};
+}
+
 async function metrics() {
   const text = await (await fetch(options.url + '/metrics')).text();
   const value = (name, label) => {
@@ -142,8 +166,8 @@ async function main() {
       const index = next++;
       if (index >= tasks.length) return;
       const task = tasks[index];
-      const reply = await post('/v1/chat/completions', request(task));
-      const answer = reply.choices[0].message.content.trim();
+      const reply = await chat(request(task));
+      const answer = reply.content.trim();
       const ok = answer === task.answer;
       right += ok ? 1 : 0;
       lengths.push(reply.usage.total_tokens);
