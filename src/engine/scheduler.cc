@@ -9,6 +9,9 @@ namespace {
 
 // Decode leaves at least this part of a step to a waiting prefill.
 constexpr int kPrefillShare = 8;
+// Seconds after which a sequence that did not fit is looked up again though no room was gained:
+// others may have computed some of its blocks.
+constexpr double kLookAgain = 0.1;
 // How often parts of one sequence are read from disk before it is computed instead.
 constexpr int kMostLoads = 2;
 
@@ -112,12 +115,20 @@ void Scheduler::Admit() {
   }
   for (auto at = waiting_.begin(); at != waiting_.end() && slots_.free_count() > 0;) {
     Sequence* next = *at;
-    const std::optional<PrefixMatch> match = Look(next, blocks_.available() - wanted);
+    const int64_t room = blocks_.available() - wanted;
+    // A lookup of a million tokens takes a millisecond: not in every step that changes nothing.
+    if (room <= next->blocked_room && now_ - next->blocked_at < kLookAgain) break;
+    const std::optional<PrefixMatch> match = Look(next, room);
     if (!match) {
       ++at;
       continue;
     }
-    if (wanted + Claim(*next) - match->held_nodes > blocks_.available()) break;
+    if (wanted + Claim(*next) - match->held_nodes > blocks_.available()) {
+      next->blocked_room = room;
+      next->blocked_at = now_;
+      break;
+    }
+    next->blocked_room = -1;
     at = waiting_.erase(at);
     running_.insert(std::upper_bound(running_.begin(), running_.end(), next, Precedes{}), next);
     admitted_.push_back(next);

@@ -47,9 +47,11 @@ struct Sequence {
   PrefixReport prefix;         // of the first admission
   bool counted = false;        // in the engine's statistics
   std::vector<int64_t> saves;  // tokens at which it is to be saved, descending
-  int64_t emit_from = 0;      // rows below it are in the cache; windows right from there on
-  int loads = 0;               // times it had parts read from disk
-  int64_t awaited = 0;         // the boundary it waited for then
+  int64_t emit_from = 0;       // rows below it are in the cache; windows right from there on
+  int64_t blocked_room = -1;   // blocks there were when it did not fit, and when that was
+  double blocked_at = 0;
+  int loads = 0;        // times it had parts read from disk
+  int64_t awaited = 0;  // the boundary it waited for then
 
   // Seconds on the engine's clock.
   double arrived_at = 0;
