@@ -1,0 +1,99 @@
+// The engine on the device: prefix reuse through device memory, host memory, preemption and rebuilt
+// windows gives the tokens of a cold run.
+#include <algorithm>
+
+#include "cuda/device_memory.h"
+#include "engine/cuda_executor.h"
+#include "engine/engine.h"
+#include "engine/test_util.h"
+#include "golden/checks.h"
+
+namespace fathom::golden {
+namespace {
+
+std::unique_ptr<Engine> StartCuda(Model& model, EngineOptions options) {
+  options.eos_token = model.config.eos_token;
+  const Geometry geometry = *MakeGeometry(model.config, {});
+  auto engine = Engine::Start(
+      options, geometry,
+      [&](BlockPool& blocks, SlotPool& slots) {
+        return MakeCudaExecutor(model.config, model.weights, geometry, blocks, slots,
+                                static_cast<ops::CudaBackend&>(*model.backend), {}, {});
+      },
+      ReserveCuda);
+  EXPECT_TRUE(engine.has_value()) << engine.error().message;
+  return std::move(*engine);
+}
+
+Collector::Answer Answer(Engine& engine, std::vector<TokenId> prompt, int64_t tokens = 8) {
+  auto queue = std::make_shared<Collector>();
+  Request request = Ask(queue, std::move(prompt), tokens);
+  request.ignore_eos = true;
+  const Collector::Answer answer = queue->Wait(*engine.Submit(std::move(request)));
+  EXPECT_EQ(answer.finish, FinishReason::kLength) << answer.error.message;
+  return answer;
+}
+
+std::vector<TokenId> Text(const Model& model, int64_t length, int64_t skip) {
+  const std::vector<TokenId>& ids = model.prompts.back().prompt;
+  return {ids.begin() + skip, ids.begin() + skip + length};
+}
+
+TEST(EngineCuda, ARepeatedPromptIsFoundAndAnsweredTheSame) {
+  FATHOM_NEEDS_DEVICE();
+  Model& model = Demo(Device::kCuda);
+  auto cold =
+      StartCuda(model, {.max_model_len = 8'192, .max_num_seqs = 2, .prefix_caching = false});
+  auto warm = StartCuda(model, {.max_model_len = 8'192, .max_num_seqs = 4});
+  auto rows = StartCuda(model, {.max_model_len = 8'192, .max_num_seqs = 4, .num_bundles = 0});
+  for (const int64_t length : {66, 127, 128, 129, 257, 514, 1'283, 2'049, 5'000}) {
+    const std::vector<TokenId> prompt = Text(model, length, length);
+    const std::vector<TokenId> right = Answer(*cold, prompt).tokens;
+    EXPECT_EQ(Answer(*warm, prompt).tokens, right) << length;
+    const Collector::Answer second = Answer(*warm, prompt);
+    EXPECT_EQ(second.tokens, right) << length;
+    EXPECT_EQ(second.report->prefix.boundary, length - 1);
+    Answer(*rows, prompt);
+    EXPECT_EQ(Answer(*rows, prompt).tokens, right) << length;
+  }
+}
+
+TEST(EngineCuda, HostTierAndPreemptionGiveTheSameText) {
+  FATHOM_NEEDS_DEVICE();
+  Model& model = Demo(Device::kCuda);
+  auto cold =
+      StartCuda(model, {.max_model_len = 4'096, .max_num_seqs = 2, .prefix_caching = false});
+  auto warm = StartCuda(model, {.max_model_len = 1'536,
+                                .max_num_seqs = 3,
+                                .num_blocks = 8,
+                                .num_bundles = 6,
+                                .host_blocks = 40,
+                                .host_bundles = 20});
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 3; ++i) {
+      const std::vector<TokenId> prompt = Text(model, 1'200 + i, 2'000 * i);
+      const Collector::Answer answer = Answer(*warm, prompt);
+      EXPECT_EQ(answer.tokens, Answer(*cold, prompt).tokens);
+      if (round == 1) {
+        EXPECT_EQ(answer.report->prefix.boundary, 1'199 + i);
+      }
+    }
+  }
+  auto queue = std::make_shared<Collector>();
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 3; ++i) {
+    Request request = Ask(queue, Text(model, 300 + i, 3'000 * i), 600);
+    request.ignore_eos = true;
+    ids.push_back(*warm->Submit(std::move(request)));
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(queue->Wait(ids[static_cast<size_t>(i)]).tokens,
+              Answer(*cold, Text(model, 300 + i, 3'000 * i), 600).tokens)
+        << i;
+  }
+  EXPECT_GT(warm->stats().preemptions, 0u);
+  EXPECT_GT(warm->stats().prefix.blocks_from_host, 0u);
+}
+
+}  // namespace
+}  // namespace fathom::golden
