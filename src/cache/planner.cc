@@ -78,11 +78,12 @@ Workspaces PlanWorkspaces(const ModelConfig& config, const Geometry& geometry,
                                              .max_logit_rows = static_cast<int>(rows)},
                                             bf16 ? DType::kBF16 : DType::kF32);
   out.logits = rows * config.vocab_size * int64_t{sizeof(float)};
-  // token, position and sequence [T]; query_start [S + 1], slot [S], block_table [S, blocks];
-  // logit rows (step_view.h). Tables are as long as the model's context, whatever --context says.
+  // token, position and sequence [T]; query_start [S + 1], slot and emit_from [S],
+  // block_table [S, blocks], logit rows (step_view.h). Tables are as long as the model's context,
+  // whatever --context says.
   const int64_t table = geometry.blocks_for(geometry.max_positions);
   out.step_arrays =
-      (3 * tokens + (2 + table) * request.slots + 1 + rows) * int64_t{sizeof(int32_t)};
+      (3 * tokens + (3 + table) * request.slots + 1 + rows) * int64_t{sizeof(int32_t)};
 
   // Inputs as a product's kernel wants them: of the widest matrix, or of all experts' slots.
   const int64_t width = bf16 ? 2 : 4;

@@ -65,5 +65,19 @@ TEST_F(WeightBudgetTest, ExpertsAreDividedAndTheRestIsReplicated) {
   EXPECT_EQ(budget.per_gpu(3), budget.bytes - experts + experts / 256 * 86);
 }
 
+TEST_F(WeightBudgetTest, OfACheckpointThatDiffersFromItsConfig) {
+  const ModelConfig config = Config("v4-flash-0731");
+  const WeightBudget all = BudgetWeights(config);
+  EXPECT_EQ(BudgetLoaded(config, all.tensors, all.bytes).kinds[0].bytes, all.kinds[0].bytes);
+  const WeightBudget none = BudgetWeights(config, 0);
+  EXPECT_EQ(none.of(WeightKind::kDrafters).bytes, 0);
+  EXPECT_EQ(BudgetLoaded(config, none.tensors, none.bytes).of(WeightKind::kDrafters).tensors, 0);
+  // Output projections stored in BF16.
+  const WeightBudget wide = BudgetLoaded(config, all.tensors - 46, all.bytes + 1'000'000);
+  EXPECT_EQ(wide.of(WeightKind::kAttention).bytes,
+            all.of(WeightKind::kAttention).bytes + 1'000'000);
+  EXPECT_EQ(wide.per_gpu(1), all.bytes + 1'000'000);
+}
+
 }  // namespace
 }  // namespace fathom
