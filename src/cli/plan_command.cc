@@ -146,6 +146,8 @@ void AddFlags(Command& command, PlanFlags& flags) {
   command.Count("--max-num-seqs", options.max_num_seqs, 1, 65536, "sequences running at once");
   command.Count("--max-num-batched-tokens", options.max_num_batched_tokens, 1, 1 << 20,
                 "tokens of one step");
+  command.Switch("--enable-prefix-caching", options.reuse.prefix_caching,
+                 "without it no bundles are reserved");
   command.Choice("--device", options.device, {"auto", "cpu", "cuda"},
                  "where the model is to run; auto: as serve would here");
   command.Choice("--numerics", flags.numerics, {"product", "reference"},

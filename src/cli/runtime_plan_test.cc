@@ -108,6 +108,16 @@ TEST(RuntimePlan, WorkspacesAreWhatTheForwardPassAndTheStepAllocate) {
   EXPECT_EQ(steps.allocated, plan.workspaces.step_arrays);
 }
 
+TEST(RuntimePlan, WithoutPrefixCachingThereAreNoBundles) {
+  RuntimeOptions options{.max_model_len = 16'384};
+  options.reuse.prefix_caching = false;
+  const auto [plan, runtime] = Load(options);
+  ASSERT_NE(runtime, nullptr);
+  EXPECT_EQ(plan.pools.bundles, 0);
+  EXPECT_EQ(plan.pools.blocks, runtime->engine->stats().blocks_total);
+  EXPECT_EQ(runtime->engine->stats().bundles_total, 0);
+}
+
 TEST(RuntimePlan, WhatDoesNotFitIsRefusedBeforeWeightsWithWhatWouldFit) {
   const auto refused = LoadRuntime({.model = kDemo, .device = "cpu", .kv_cache_memory = 100 << 20});
   ASSERT_FALSE(refused);
