@@ -40,15 +40,23 @@ int RangesOf(int64_t units, int64_t rows) {
       1, std::max(at_most(4 * kWantedBlocks, kTilesPerBlock), at_most(kWantedBlocks, 2))));
 }
 
+template <class Keys, int kHeads, int kTokens>
+void LaunchScanTokens(const IndexerParams& p, int64_t rows, CudaStream stream) {
+  const unsigned units = Blocks(p.num_tokens, kTokens);
+  constexpr int64_t kBytes = ScanSharedBytes<Keys, kHeads, kTokens>();
+  AllowShared(ScanRows<Keys, kHeads, kTokens>, kBytes);
+  LaunchOverlapped(ScanRows<Keys, kHeads, kTokens>, dim3(RangesOf(units, rows), units),
+                   kScanThreads, kBytes, stream, 1, p);
+}
+
+// Tokens of a prompt share the decoding of keys; a sequence's single token has nothing to share.
 template <class Keys, int kHeads>
 void LaunchScanHeads(const IndexerParams& p, int64_t rows, CudaStream stream) {
-  // Tokens of a prompt share the decoding of keys; a sequence's single token has nothing to share.
-  const int tokens = p.step.num_tokens > p.step.num_sequences ? kScanTokens : 1;
-  const unsigned units = Blocks(p.num_tokens, tokens);
-  const int64_t bytes = ScanSharedBytes<Keys, kHeads>(tokens);
-  AllowShared(ScanRows<Keys, kHeads>, bytes);
-  LaunchOverlapped(ScanRows<Keys, kHeads>, dim3(RangesOf(units, rows), units), kScanThreads, bytes,
-                   stream, 1, p, tokens);
+  if (p.step.num_tokens > p.step.num_sequences) {
+    LaunchScanTokens<Keys, kHeads, kScanTokens>(p, rows, stream);
+  } else {
+    LaunchScanTokens<Keys, kHeads, 1>(p, rows, stream);
+  }
 }
 
 template <class Keys>

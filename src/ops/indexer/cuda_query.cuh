@@ -4,7 +4,8 @@
 // Packed query of H heads (padded with zeros to kHeads of the scan):
 //   image   swizzled panels (ops/cuda/hopper.cuh), a row per head. FP4 keys: one panel of signed
 //           bytes; else two panels of bf16, channels in the order that the scan's lanes hold keys.
-//   pairs   float4 [H/2]: w/2 of two heads, then what their integer dots are too large by
+//   pairs   float4 [H/2]: w of two heads; FP4: then the bits of 2^23 in float32 less what their
+//           integer dots are too large by, keys being offset by 128
 //   blocks  FP4 only, float4 [H]: what the integers of each block of 32 channels count
 //   aligned FP4 only, int32 [H]
 // FP4: twice an e2m1 value is an integer of magnitude at most 12. Where the scales of a head's
@@ -106,8 +107,8 @@ __device__ inline void PackFp4Head(const float (&v)[4], float w, int head, char*
   }
   if (lane == 0) {
     auto* pair = reinterpret_cast<float*>(packed + layout.Pairs()) + head / 2 * 4 + head % 2;
-    pair[0] = 0.5f * (aligned ? w * unit : w);
-    pair[2] = 128.0f * static_cast<float>(sum);
+    pair[0] = aligned ? w * unit : w;
+    pair[2] = __int_as_float(0x4b000000 - 128 * sum);
     reinterpret_cast<int32_t*>(packed + layout.Aligned())[head] = aligned ? 1 : 0;
   }
 }
@@ -125,7 +126,7 @@ __device__ inline void PackBf16Head(const float (&v)[4], float w, int head, char
   }
   if (lane == 0) {
     auto* pair = reinterpret_cast<float*>(packed + layout.Pairs()) + head / 2 * 4 + head % 2;
-    pair[0] = 0.5f * w;
+    pair[0] = w;
     pair[2] = 0;
   }
 }
@@ -138,16 +139,20 @@ __global__ void __launch_bounds__(256) PrepareQuery(const IndexerParams p) {
   const int64_t index = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   const int64_t local = index / p.padded_heads, token = p.first_token + local;
   const int head = static_cast<int>(index % p.padded_heads), lane = threadIdx.x % 32;
-  if (local >= p.num_tokens || !IsPrepared(p, token)) return;
+  if (local >= p.num_tokens) return;
   const bool fp4 = p.keys.format == RowFormat::kFp4Index;
   float v[4] = {};
   float w = 0;
+  float4 table = {};  // cos, sin twice
+  T* const q = static_cast<T*>(p.q) + token * p.q_stride + head * kIndexDim;
   if (head < p.heads) {
-    T* q = static_cast<T*>(p.q) + token * p.q_stride + head * kIndexDim;
     LoadWarpRow(q, v, lane);
+    if (lane >= 16) table = reinterpret_cast<const float4*>(p.rope + token * kRopeDim)[lane - 16];
+    w = LoadFloat(p.w, p.w_bf16, token * p.w_stride + head);
+  }
+  if (!IsPrepared(p, token)) return;
+  if (head < p.heads) {
     if (lane >= 16) {
-      const auto table =
-          reinterpret_cast<const float4*>(p.rope + token * kRopeDim)[lane - 16];  // cos, sin twice
       const float c[2] = {table.x, table.z}, s[2] = {table.y, table.w};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -164,7 +169,7 @@ __global__ void __launch_bounds__(256) PrepareQuery(const IndexerParams p) {
     }
     StoreWarpRow(v, q, lane);
     const int64_t at = token * p.w_stride + head;
-    w = RoundIf(__fmul_rn(LoadFloat(p.w, p.w_bf16, at), p.weight_scale), p.product);
+    w = RoundIf(__fmul_rn(w, p.weight_scale), p.product);
     __syncwarp();
     if (lane == 0) {
       if (p.w_bf16) {

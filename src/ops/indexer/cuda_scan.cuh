@@ -25,29 +25,52 @@ struct KeyRows {
 
   int page_shift = -1;  // log2 of rows_per_page, or -1
 
+  // Whether 16 rows from a multiple of 16 on always share a page.
+  __device__ bool WholeSixteens() const { return page_shift >= 4; }
+
+  __device__ const std::byte* Page(int32_t page) const {
+    return pages.base + __ldg(blocks + page) * pages.block_stride;
+  }
   // Where row `row` of `data_bytes` and `scale_bytes` lies.
   __device__ void Find(int32_t row, int data_bytes, int scale_bytes, const std::byte** data,
                        const std::byte** scale) const {
     const int32_t page = page_shift >= 0 ? row >> page_shift : row / pages.rows_per_page;
     const int32_t in_page = row - page * pages.rows_per_page;
-    const std::byte* base = pages.base + __ldg(blocks + page) * pages.block_stride;
+    const std::byte* base = Page(page);
     *data = base + in_page * data_bytes;
     *scale = base + pages.rows_per_page * data_bytes + in_page * scale_bytes;
   }
 };
 
-__device__ inline uint4 LoadOnce16(const void* at) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at));
-  return v;
-}
-__device__ inline uint32_t LoadOnce4(const void* at) {
-  uint32_t v;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at));
-  return v;
-}
+// A lane's part of rows g and g + 8 of a tile on its way from memory: pieces of 16 bytes and the
+// rows' scales, in slots of shared memory that only this lane writes and reads. (Loads to registers
+// would not do: a warpgroup product waits for every load in flight.)
+template <int kPieces, bool kScaled>
+struct Slots {
+  static constexpr int kBytes = kScanThreads * (16 * 2 * kPieces + (kScaled ? 8 : 0));
+  char* first;  // kBytes for all threads of the block
+
+  __device__ uint4& Piece(int row, int piece) const {
+    return reinterpret_cast<uint4*>(first)[(row * kPieces + piece) * kScanThreads + threadIdx.x];
+  }
+  __device__ uint32_t& Scale(int row) const {
+    return reinterpret_cast<uint32_t*>(first + kScanThreads * 32 *
+                                                   kPieces)[row * kScanThreads + threadIdx.x];
+  }
+  // The lane's pieces of a row at `data`; they lie side by side.
+  __device__ void Load(const std::byte* data, const std::byte* scale, int row) const {
+    data += threadIdx.x % 4 * kPieces * 16;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      CopyAsync16(SharedAddress(&Piece(row, i)), data + i * 16);
+    }
+    if constexpr (kScaled) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(SharedAddress(&Scale(row))),
+                   "l"(scale)
+                   : "memory");
+    }
+  }
+};
 
 // Bytes of `low` and `high` by the nibbles of `selector`, where a set top bit asks for the byte's
 // sign instead: __byte_perm ignores that bit.
@@ -82,9 +105,8 @@ struct ScanQuery {
   const float4* blocks;
 };
 
-// w relu(x) of two heads, given w/2, added to sum.
-__device__ inline float AddHead(float half_w, float x, float sum) {
-  return __fmaf_rn(half_w, __fadd_rn(x, fabsf(x)), sum);
+__device__ inline float Relu(float x) {
+  return fmaxf(x, 0.0f);
 }
 
 __device__ inline float SumQuad(float x) {
@@ -97,36 +119,28 @@ struct Fp4Keys {
   static constexpr bool kFp4 = true;
   static constexpr int kDataBytes = 64, kScaleBytes = 4;
   static constexpr int kSteps = 4;
-  static constexpr int kAhead = 2;
+  static constexpr int kAhead = 4;  // tiles on their way
   static constexpr int kMinBlocks = 2;
 
-  // Of rows g and g + 8: the codes of channels 32 q .. 32 q + 31 and the row's four scales.
-  struct Raw {
-    uint4 codes[2];
-    uint32_t scales[2];
-  };
+  using Raw = Slots<1, true>;  // the codes of channels 32 q .. 32 q + 31, the row's four scales
   struct Tile {
     uint32_t a[kSteps][4];
     float scale[2];
     bool exact;  // no row of the warp needs Slow
   };
 
-  __device__ static void Load(const std::byte* data, const std::byte* scale, int i, Raw* raw) {
-    raw->codes[i] = LoadOnce16(data + threadIdx.x % 4 * 16);
-    raw->scales[i] = LoadOnce4(scale);
-  }
-
   __device__ static void Decode(const Raw& raw, Tile* tile) {
     int most_shift = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int mine = static_cast<int>(Permute(raw.scales[i], 0, 0x4440u | threadIdx.x % 4));
+      const int mine = static_cast<int>(Permute(raw.Scale(i), 0, 0x4440u | threadIdx.x % 4));
       int least = min(mine, __shfl_xor_sync(0xffffffffu, mine, 1));
       least = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
       const int shift = mine - least;
       most_shift = max(most_shift, shift);
       const uint32_t low = kTwiceLow << (shift & 3), high = kTwiceHigh << (shift & 3);
-      const uint32_t words[4] = {raw.codes[i].x, raw.codes[i].y, raw.codes[i].z, raw.codes[i].w};
+      const uint4 all = raw.Piece(i, 0);
+      const uint32_t words[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -142,18 +156,22 @@ struct Fp4Keys {
     tile->exact = __all_sync(0xffffffffu, most_shift <= 3);
   }
 
-  __device__ static float Dot(int32_t sum, float excess) {
-    return __fsub_rn(__int2float_rn(sum), excess);
+  // relu(sum - excess), at most 2^22, by way of the float32 whose unit is 1. `excess` is stored as
+  // the bits of 2^23 less the excess.
+  __device__ static float ReluDot(int32_t sum, float excess) {
+    constexpr int32_t kTwo23 = 0x4b000000;
+    const int32_t bits = __viaddmax_s32(sum, __float_as_int(excess), kTwo23);
+    return __fsub_rn(__int_as_float(bits), 0x1p23f);
   }
 
   template <int kN>
-  __device__ static void Multiply(int32_t (&sum)[kN / 2], const Tile& tile, uint32_t image, int,
+  __device__ static void Multiply(int32_t (&sum)[kN / 2], const Tile& tile, uint64_t image, int,
                                   int first_head) {
     WgmmaFence();
-    WgmmaU8S8<false>(sum, tile.a[0], PanelDescriptor(image + first_head * 128));
+    WgmmaU8S8<false>(sum, tile.a[0], image + first_head * 8);
 #pragma unroll
     for (int s = 1; s < kSteps; ++s) {
-      WgmmaU8S8<true>(sum, tile.a[s], PanelDescriptor(image + first_head * 128 + s * 32));
+      WgmmaU8S8<true>(sum, tile.a[s], image + first_head * 8 + s * 2);
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -203,7 +221,7 @@ struct Fp4Keys {
           d = __fmaf_rn(block(1), unit.y, d);
           d = __fmaf_rn(block(2), unit.z, d);
           d = __fmaf_rn(block(3), unit.w, d);
-          score[i] = AddHead(j == 0 ? pair.x : pair.y, d, score[i]);
+          score[i] = __fmaf_rn(j == 0 ? pair.x : pair.y, Relu(d), score[i]);
         }
       }
     }
@@ -217,7 +235,6 @@ struct WideKeys {
   using Sum = float;
   static constexpr bool kFp4 = false;
   static constexpr int kSteps = 8;
-  static constexpr int kAhead = 1;
   static constexpr int kMinBlocks = 1;
 
   struct Tile {
@@ -226,17 +243,16 @@ struct WideKeys {
     bool exact;
   };
 
-  __device__ static float Dot(float sum, float) { return sum; }
+  __device__ static float ReluDot(float sum, float) { return Relu(sum); }
 
   template <int kN>
-  __device__ static void Multiply(float (&sum)[kN / 2], const Tile& tile, uint32_t image, int heads,
+  __device__ static void Multiply(float (&sum)[kN / 2], const Tile& tile, uint64_t image, int heads,
                                   int first_head) {
     WgmmaFence();
-    WgmmaBf16<false>(sum, tile.a[0], PanelDescriptor(image + first_head * 128));
+    WgmmaBf16<false>(sum, tile.a[0], image + first_head * 8);
 #pragma unroll
     for (int s = 1; s < kSteps; ++s) {
-      WgmmaBf16<true>(sum, tile.a[s],
-                      PanelDescriptor(image + (s / 4 * heads + first_head) * 128 + s % 4 * 32));
+      WgmmaBf16<true>(sum, tile.a[s], image + (s / 4 * heads + first_head) * 8 + s % 4 * 2);
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -248,24 +264,16 @@ struct WideKeys {
 
 struct Fp8Keys : WideKeys {
   static constexpr int kDataBytes = 128, kScaleBytes = 4;
-  struct Raw {
-    uint4 codes[2][2];
-    float scale[2];
-  };
-
-  __device__ static void Load(const std::byte* data, const std::byte* scale, int i, Raw* raw) {
-    raw->codes[i][0] = LoadOnce16(data + threadIdx.x % 4 * 32);
-    raw->codes[i][1] = LoadOnce16(data + threadIdx.x % 4 * 32 + 16);
-    raw->scale[i] = __uint_as_float(LoadOnce4(scale));
-  }
+  static constexpr int kAhead = 4;
+  using Raw = Slots<2, true>;
 
   __device__ static void Decode(const Raw& raw, Tile* tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      tile->scale[i] = raw.scale[i];
+      tile->scale[i] = __uint_as_float(raw.Scale(i));
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        const uint4& four = raw.codes[i][s / 4];
+        const uint4 four = raw.Piece(i, s / 4);
         const uint32_t codes = s % 4 == 0   ? four.x
                                : s % 4 == 1 ? four.y
                                : s % 4 == 2 ? four.z
@@ -284,16 +292,8 @@ struct Fp8Keys : WideKeys {
 
 struct Bf16Keys : WideKeys {
   static constexpr int kDataBytes = 256, kScaleBytes = 0;
-  struct Raw {
-    uint4 words[2][4];
-  };
-
-  __device__ static void Load(const std::byte* data, const std::byte*, int i, Raw* raw) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      raw->words[i][k] = LoadOnce16(data + threadIdx.x % 4 * 64 + 16 * k);
-    }
-  }
+  static constexpr int kAhead = 2;
+  using Raw = Slots<4, false>;
 
   __device__ static void Decode(const Raw& raw, Tile* tile) {
 #pragma unroll
@@ -301,7 +301,7 @@ struct Bf16Keys : WideKeys {
       tile->scale[i] = 1.0f;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        const uint4& four = raw.words[i][s / 2];
+        const uint4 four = raw.Piece(i, s / 2);
         tile->a[s][i] = s % 2 == 0 ? four.x : four.z;
         tile->a[s][2 + i] = s % 2 == 0 ? four.y : four.w;
       }
@@ -315,7 +315,7 @@ template <class Keys, int kHeads>
 __device__ void ScoreRows(const typename Keys::Tile& tile, const ScanQuery& query, float* score) {
   constexpr int kN = kHeads >= 64 ? 64 : 8;
   const int quad = threadIdx.x % 4;
-  const uint32_t image = SharedAddress(query.image);
+  const uint64_t image = PanelDescriptor(SharedAddress(query.image));
   float a = 0, b = 0;
 #pragma unroll
   for (int first = 0; first < kHeads; first += kN) {
@@ -324,24 +324,24 @@ __device__ void ScoreRows(const typename Keys::Tile& tile, const ScanQuery& quer
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       const float4 pair = query.pairs[first / 2 + 4 * j + quad];
-      a = AddHead(pair.x, Keys::Dot(sum[4 * j], pair.z), a);
-      a = AddHead(pair.y, Keys::Dot(sum[4 * j + 1], pair.w), a);
-      b = AddHead(pair.x, Keys::Dot(sum[4 * j + 2], pair.z), b);
-      b = AddHead(pair.y, Keys::Dot(sum[4 * j + 3], pair.w), b);
+      a = __fmaf_rn(pair.x, Keys::ReluDot(sum[4 * j], pair.z), a);
+      a = __fmaf_rn(pair.y, Keys::ReluDot(sum[4 * j + 1], pair.w), a);
+      b = __fmaf_rn(pair.x, Keys::ReluDot(sum[4 * j + 2], pair.z), b);
+      b = __fmaf_rn(pair.y, Keys::ReluDot(sum[4 * j + 3], pair.w), b);
     }
   }
   score[0] = __fmul_rn(SumQuad(a), tile.scale[0]);
   score[1] = __fmul_rn(SumQuad(b), tile.scale[1]);
 }
 
-// grid (ranges of rows, tiles of up to `tokens_per_block` tokens). Dynamic shared memory:
+// grid (ranges of rows, tiles of up to kTokens tokens). Dynamic shared memory:
 // ScanSharedBytes.
-template <class Keys, int kHeads>
+template <class Keys, int kHeads, int kTokens>
 __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
-    ScanRows(const __grid_constant__ IndexerParams p, int tokens_per_block) {
+    ScanRows(const __grid_constant__ IndexerParams p) {
   extern __shared__ char memory[];
-  __shared__ int32_t visible[kScanTokens];
-  __shared__ int32_t unaligned[kScanTokens];
+  __shared__ int32_t visible[kTokens];
+  __shared__ int32_t unaligned[kTokens];
   constexpr PackedLayout kLayout{kHeads, Keys::kFp4};
   constexpr int kStride = (kLayout.Bytes() + 1023) / 1024 * 1024;
   char* const queries = memory + (1024 - (SharedAddress(memory) & 1023u)) % 1024;
@@ -349,14 +349,14 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
   WaitForPrevious();
 
   const int last_token =
-      min((static_cast<int>(blockIdx.y) + 1) * tokens_per_block, p.num_tokens);  // of this pass
+      min((static_cast<int>(blockIdx.y) + 1) * kTokens, p.num_tokens);  // of this pass
   int next = 0;
-  for (int local = blockIdx.y * tokens_per_block; local < last_token; local = next) {
+  for (int local = blockIdx.y * kTokens; local < last_token; local = next) {
     // Tokens of one sequence, in ascending position.
     const int32_t sequence = p.step.sequence[p.first_token + local];
     next = local + 1;
     while (next < last_token && p.step.sequence[p.first_token + next] == sequence) ++next;
-    const int count = next - local;
+    const int count = kTokens == 1 ? 1 : next - local;
     __syncthreads();
     if (threadIdx.x < count) {
       const int32_t rows = VisibleRows(p, p.first_token + local + threadIdx.x);
@@ -378,20 +378,40 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
     keys.page_shift = p.page_shift;
     keys.blocks = p.step.block_table + int64_t{sequence} * p.step.max_blocks;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    typename Keys::Raw raw[Keys::kAhead];
-    const auto load = [&](int32_t tile, typename Keys::Raw* to) {
-      if (tile >= end) return;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const std::byte *data, *scale;
-        keys.Find(min(tile * kScanRows + warp * 16 + lane / 4 + 8 * i, rows - 1), Keys::kDataBytes,
-                  Keys::kScaleBytes, &data, &scale);
-        Keys::Load(data, scale, i, to);
+    // Tile begin + group + 2 i of the group is its round i; its slots are number i % kAhead.
+    const int32_t group = static_cast<int32_t>(threadIdx.x / 128);
+    const int32_t rounds = (end - begin - group + 1) / 2;
+    char* const slots = queries + kTokens * kStride;
+    const bool sixteens = keys.WholeSixteens();
+    const auto load = [&](int32_t round, int slot_at) {
+      if (round < rounds) {
+        const int32_t first = (begin + group + 2 * round) * kScanRows + warp * 16;
+        const typename Keys::Raw slot{slots + slot_at};
+        if (sixteens) {
+          // Rows beyond the last may hold anything: their scores are not stored.
+          const int32_t sixteen = min(first, (rows - 1) & ~15);
+          const std::byte* page = keys.Page(sixteen >> keys.page_shift);
+          const int32_t in_page =
+              (sixteen & (keys.pages.rows_per_page - 1)) + static_cast<int32_t>(lane / 4);
+          const std::byte* data = page + in_page * Keys::kDataBytes;
+          const std::byte* scale =
+              page + keys.pages.rows_per_page * Keys::kDataBytes + in_page * Keys::kScaleBytes;
+          slot.Load(data, scale, 0);
+          slot.Load(data + 8 * Keys::kDataBytes, scale + 8 * Keys::kScaleBytes, 1);
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < 2; ++i) {
+            const std::byte *data, *scale;
+            keys.Find(min(first + lane / 4 + 8 * i, rows - 1), Keys::kDataBytes, Keys::kScaleBytes,
+                      &data, &scale);
+            slot.Load(data, scale, i);
+          }
+        }
       }
+      CopyAsyncCommit();
     };
-    int32_t tile_index = begin + static_cast<int32_t>(threadIdx.x / 128);
-#pragma unroll
-    for (int i = 0; i < Keys::kAhead; ++i) load(tile_index + 2 * i, &raw[i]);
+#pragma unroll 1
+    for (int i = 0; i < Keys::kAhead; ++i) load(i, i * Keys::Raw::kBytes);
 
     for (int t = 0; t < count; ++t) {
       if (visible[t] == 0) continue;
@@ -407,14 +427,19 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
     FenceForWgmma();
     __syncthreads();
 
-    const auto score_tile = [&](int32_t index, typename Keys::Raw* now) {
+    int slot_at = 0;
+#pragma unroll 1
+    for (int32_t round = 0; round < rounds; ++round) {
+      const int32_t index = begin + group + 2 * round;
       typename Keys::Tile tile;
-      Keys::Decode(*now, &tile);
-      load(index + 2 * Keys::kAhead, now);
+      CopyAsyncWaitFor<Keys::kAhead - 1>();
+      Keys::Decode(typename Keys::Raw{slots + slot_at}, &tile);
+      load(round + Keys::kAhead, slot_at);
+      slot_at = slot_at == (Keys::kAhead - 1) * Keys::Raw::kBytes ? 0 : slot_at + Keys::Raw::kBytes;
       const int32_t row = index * kScanRows + warp * 16 + lane / 4;
 #pragma unroll 1
       for (int t = 0; t < count; ++t) {
-        if (visible[t] <= index * kScanRows) continue;
+        if (kTokens > 1 && visible[t] <= index * kScanRows) continue;
         const char* packed = queries + t * kStride;
         const ScanQuery query{packed, reinterpret_cast<const float4*>(packed + kLayout.Pairs()),
                               reinterpret_cast<const float4*>(packed + kLayout.Blocks())};
@@ -431,20 +456,16 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
           p.scores[(local + t) * p.scores_stride + mine] = lane % 4 == 1 ? score[1] : score[0];
         }
       }
-    };
-    while (tile_index < end) {
-#pragma unroll
-      for (int i = 0; i < Keys::kAhead; ++i) {
-        if (tile_index < end) score_tile(tile_index, &raw[i]);
-        tile_index += 2;
-      }
     }
+    CopyAsyncWaitFor<0>();
   }
 }
 
-template <class Keys, int kHeads>
-constexpr int64_t ScanSharedBytes(int tokens) {
-  return 1024 + int64_t{tokens} * ((PackedLayout{kHeads, Keys::kFp4}.Bytes() + 1023) / 1024 * 1024);
+template <class Keys, int kHeads, int kTokens>
+constexpr int64_t ScanSharedBytes() {
+  return 1024 +
+         int64_t{kTokens} * ((PackedLayout{kHeads, Keys::kFp4}.Bytes() + 1023) / 1024 * 1024) +
+         Keys::kAhead * Keys::Raw::kBytes;
 }
 
 constexpr int64_t ScanFloatSharedBytes(int heads) {

@@ -21,6 +21,7 @@ constexpr int kSelectWarps = kSelectThreads / 32;
 constexpr int kSample = 2048;
 constexpr int kFloorBits = 20;      // of a key that the sample's floor is exact to
 constexpr int kWindowWords = 4096;  // of the bit set that sorts rows: 128K rows at a time
+constexpr int kFew = 96;            // entries that are ranked by comparing all with all
 
 using Entry = unsigned long long;
 
@@ -43,14 +44,15 @@ __host__ __device__ constexpr int CandidateCapacity(int k) {
 }
 
 struct SelectShared {
-  uint32_t histogram[256];
+  Entry few[kFew];
+  Entry found;
   uint32_t warp_sums[kSelectWarps];
-  Entry reduce[kSelectWarps];
   uint32_t bit_count[32];
-  uint32_t digit, remaining, exact;
+  uint32_t digit, remaining, in_digit;
   int32_t count;
   int32_t base;
   uint32_t window[kWindowWords];
+  uint32_t before[kWindowWords];  // bits in the words before
 };
 
 constexpr int64_t SelectSharedBytes(int k) {
@@ -105,65 +107,75 @@ __device__ inline uint32_t SampleFloor(SelectShared& s, const float* scores, int
   return floor;
 }
 
-// The digit that holds the remaining-th largest entry; `exact` when all with it are wanted.
-__device__ inline void FindDigit(SelectShared& s, uint32_t remaining) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint32_t sum = 0, mine = 0;  // of this bin and all above it
-  if (warp < 8) {
-    mine = s.histogram[255 - threadIdx.x];
-    sum = mine;
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t below = __shfl_up_sync(0xffffffffu, sum, offset);
-      if (lane >= offset) sum += below;
-    }
-    if (lane == 31) s.warp_sums[warp] = sum;
-  }
-  __syncthreads();
-  if (warp < 8) {
-    for (int i = 0; i < warp; ++i) sum += s.warp_sums[i];
-    if (sum >= remaining && sum - mine < remaining) {
-      s.digit = 255 - threadIdx.x;
-      s.remaining = remaining - (sum - mine);
-      s.exact = sum == remaining ? 1 : 0;
-    }
-  }
-  __syncthreads();
-}
-
-// A number that exactly k of the n >= k entries are not below.
+// A number that exactly k of the n >= k entries are not below. Block.
 __device__ inline Entry KthLargest(SelectShared& s, const Entry* entries, int n, int k) {
-  // The digits start below the bits that all entries share.
-  const Entry first = entries[0];
-  Entry differs = 0;
-  for (int i = threadIdx.x; i < n; i += kSelectThreads) differs |= entries[i] ^ first;
-  for (int offset = 16; offset > 0; offset /= 2) {
-    differs |= __shfl_xor_sync(0xffffffffu, differs, offset);
+  Entry low = ~Entry{0}, high = 0;  // of the entries still in question
+  for (int i = threadIdx.x; i < n; i += kSelectThreads) {
+    low = min(low, entries[i]);
+    high = max(high, entries[i]);
   }
-  if (threadIdx.x % 32 == 0) s.reduce[threadIdx.x / 32] = differs;
+  for (int offset = 16; offset > 0; offset /= 2) {
+    low = min(low, __shfl_xor_sync(0xffffffffu, low, offset));
+    high = max(high, __shfl_xor_sync(0xffffffffu, high, offset));
+  }
+  if (threadIdx.x % 32 == 0) {
+    s.few[threadIdx.x / 32] = low;
+    s.few[kSelectWarps + threadIdx.x / 32] = high;
+  }
   __syncthreads();
-  differs = 0;
-  for (int i = 0; i < kSelectWarps; ++i) differs |= s.reduce[i];
-  int shift = max(0, 56 - __clzll(static_cast<long long>(differs)));
-  Entry mask = shift >= 56 ? 0 : ~Entry{0} << (shift + 8);
-  Entry prefix = first & mask;
-  auto remaining = static_cast<uint32_t>(k);
+  for (int i = 0; i < kSelectWarps; ++i) {
+    low = min(low, s.few[i]);
+    high = max(high, s.few[kSelectWarps + i]);
+  }
+  constexpr int kBins = 4 * kSelectThreads;
+  auto remaining = static_cast<uint32_t>(k);  // wanted of those in question
   while (true) {
-    if (threadIdx.x < 256) s.histogram[threadIdx.x] = 0;
+    // Bins of equal width, the largest entries in the first one.
+    const int shift = max(0, 64 - 11 - __clzll(static_cast<long long>(high - low)));
+    for (int i = 0; i < 4; ++i) s.window[threadIdx.x + i * kSelectThreads] = 0;
+    if (threadIdx.x == 0) s.count = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += kSelectThreads) {
       const Entry entry = entries[i];
-      if ((entry & mask) == prefix) {
-        atomicAdd(&s.histogram[static_cast<uint32_t>(entry >> shift) & 255u], 1u);
+      if (entry >= low && entry <= high) {
+        atomicAdd(&s.window[kBins - 1 - static_cast<int>((entry - low) >> shift)], 1u);
       }
     }
     __syncthreads();
-    FindDigit(s, remaining);
-    prefix |= static_cast<Entry>(s.digit) << shift;
-    mask |= Entry{255} << shift;
-    remaining = s.remaining;
-    if (s.exact != 0 || shift == 0) return prefix;
-    shift = max(0, shift - 8);
+    uint32_t bin[4], mine = 0, total = 0;
+    for (int i = 0; i < 4; ++i) {
+      bin[i] = s.window[4 * threadIdx.x + i];
+      mine += bin[i];
+    }
+    uint32_t before = BlockSum(s, mine, &total);
+    for (int i = 0; i < 4; ++i) {
+      if (before < remaining && before + bin[i] >= remaining) {
+        s.digit = kBins - 1 - (4 * threadIdx.x + i);
+        s.remaining = remaining - before;
+        s.in_digit = bin[i];
+      }
+      before += bin[i];
+    }
     __syncthreads();
+    low += static_cast<Entry>(s.digit) << shift;
+    high = min(high, low + ((Entry{1} << shift) - 1));
+    remaining = s.remaining;
+    const uint32_t count = s.in_digit;
+    if (count == remaining || shift == 0) return low;
+    if (count > kFew) continue;
+    // Few enough that each finds its own place.
+    for (int i = threadIdx.x; i < n; i += kSelectThreads) {
+      if (entries[i] >= low && entries[i] <= high) s.few[atomicAdd(&s.count, 1)] = entries[i];
+    }
+    __syncthreads();
+    if (threadIdx.x < count) {
+      const Entry own = s.few[threadIdx.x];
+      uint32_t larger = 0;
+      for (uint32_t i = 0; i < count; ++i) larger += s.few[i] > own ? 1u : 0u;
+      if (larger + 1 == remaining) s.found = own;
+    }
+    __syncthreads();
+    return s.found;
   }
 }
 
@@ -182,18 +194,25 @@ __device__ inline void WriteSorted(SelectShared& s, const Entry* entries, int n,
       }
     }
     __syncthreads();
-    uint32_t words[kWords], mine = 0, total = 0;
+    uint32_t bits[kWords], mine = 0, total = 0;
     for (int i = 0; i < kWords; ++i) {
-      words[i] = s.window[threadIdx.x * kWords + i];
-      mine += __popc(words[i]);
+      bits[i] = __popc(s.window[threadIdx.x * kWords + i]);
+      mine += bits[i];
     }
     uint32_t at = written + BlockSum(s, mine, &total);
     for (int i = 0; i < kWords; ++i) {
-      for (uint32_t bits = words[i]; bits != 0; bits &= bits - 1) {
-        out[at++] = first + (threadIdx.x * kWords + i) * 32 + __ffs(bits) - 1;
+      s.before[threadIdx.x * kWords + i] = at;
+      at += bits[i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += kSelectThreads) {
+      const int32_t row = RowOf(entries[i]), bit = row - first;
+      if (entries[i] >= least && bit >= 0 && bit < kWindowWords * 32) {
+        out[s.before[bit / 32] + __popc(s.window[bit / 32] & ((1u << (bit % 32)) - 1))] = row;
       }
     }
     written += total;
+    __syncthreads();
   }
 }
 
