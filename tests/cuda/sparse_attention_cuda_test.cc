@@ -126,6 +126,15 @@ TEST(SparseAttentionCuda, ManyHeadsAndLongSelectionsMatchReference) {
   ExpectMatchesReference({.sequences = {{1200, 1}}, .heads = 128, .compressed = Compressed::kHca});
   ExpectMatchesReference(
       {.sequences = {{4600, 40}}, .heads = 64, .compressed = Compressed::kCsa, .top_k = 512});
+  for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
+    for (const int32_t tokens : {1, 3, 127, 129}) {
+      ExpectMatchesReference({.sequences = {{3000, tokens}, {tokens, 1}},
+                              .heads = tokens == 3 ? 128 : 64,
+                              .compressed = Compressed::kCsa,
+                              .top_k = 512,
+                              .format = format});
+    }
+  }
   ExpectMatchesReference({.sequences = {{5000, 2}},
                           .heads = 128,
                           .compressed = Compressed::kCsa,

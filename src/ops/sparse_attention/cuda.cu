@@ -1,10 +1,13 @@
-// sparse_attention on CUDA. A block attends with 16 heads of one token. Either it runs through all
-// segments of the token, or, when there are too few tokens to fill the device, it computes one
-// segment and a second kernel merges them in order. Rows are read where they lie.
+// sparse_attention on CUDA. The product's rows go through tensor cores (cuda_rows.cuh), float32
+// ones through multiply-adds: there a block attends with 16 heads of one token. Either it runs
+// through all segments of the token, or, when there are too few tokens to fill the device, it
+// computes one segment and a second kernel merges them in order. Rows are read where they lie.
 #include <algorithm>
+#include <bit>
 
 #include "ops/sparse_attention/cores.cuh"
 #include "ops/sparse_attention/cuda.h"
+#include "ops/sparse_attention/cuda_rows.cuh"
 
 namespace fathom::ops {
 namespace cuda {
@@ -153,12 +156,25 @@ void Launch(const AttentionParams& p, CudaStream stream) {
   MergeSegments<<<dim3(p.step.num_tokens, p.heads), kMergeThreads, 0, stream>>>(p);
 }
 
+// The most compressed entries any token of the step can have.
+int64_t CompressedEntries(const SparseAttentionArgs& args) {
+  if (args.compressed.base == nullptr) return 0;
+  return args.selected != nullptr ? args.top_k
+                                  : int64_t{args.step->max_blocks} * args.compressed.rows_per_page;
+}
+
 int SegmentsOf(const SparseAttentionArgs& args) {
-  if (args.compressed.base == nullptr) return 1;
-  const int64_t entries = args.selected != nullptr
-                              ? args.top_k
-                              : int64_t{args.step->max_blocks} * args.compressed.rows_per_page;
-  return static_cast<int>(1 + (entries + kCudaSegment - 1) / kCudaSegment);
+  return static_cast<int>(1 + (CompressedEntries(args) + kCudaSegment - 1) / kCudaSegment);
+}
+
+template <bool kFp8>
+void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, CudaStream stream) {
+  p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
+  const auto entries = static_cast<int>(kWindow + CompressedEntries(args));
+  const auto cluster = static_cast<unsigned>(AttentionRanges(TilesOf(entries)));
+  AllowShared(AttendRows<kFp8>, kAttendRowsBytes);
+  LaunchOverlapped(AttendRows<kFp8>, dim3(cluster * p.groups * p.step.num_tokens),
+                   kAttendRowsThreads, kAttendRowsBytes, stream, cluster, p);
 }
 
 }  // namespace
@@ -183,6 +199,8 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
   p.step_rows = args.step_rows;
   p.ring = args.ring;
   p.compressed = args.compressed;
+  const auto page_rows = static_cast<uint32_t>(args.compressed.rows_per_page);
+  if (std::has_single_bit(page_rows)) p.page_shift = std::countr_zero(page_rows);
   p.selected = args.selected;
   p.counts = args.counts;
   p.top_k = args.top_k;
@@ -190,11 +208,14 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
   p.product = args.numerics == Numerics::kProduct;
   p.partials = static_cast<float*>(scratch);
   p.max_segments = cuda::SegmentsOf(args);
-  const auto is_f32 = [](const PagedRows& rows) {
-    return rows.base != nullptr && rows.format == RowFormat::kF32;
+  const auto all_rows_are = [&](RowFormat format) {
+    return p.step_rows.format == format && p.ring.format == format &&
+           (p.compressed.base == nullptr || p.compressed.format == format);
   };
-  if (p.product && p.q_bf16 && !is_f32(p.step_rows) && !is_f32(p.ring) && !is_f32(p.compressed)) {
-    cuda::Launch<cuda::Bf16Core>(p, stream);
+  if (p.product && p.q_bf16 && all_rows_are(RowFormat::kFp8Main)) {
+    cuda::LaunchRows<true>(args, p, stream);
+  } else if (p.product && p.q_bf16 && all_rows_are(RowFormat::kBf16)) {
+    cuda::LaunchRows<false>(args, p, stream);
   } else {
     cuda::Launch<cuda::F32Core>(p, stream);
   }

@@ -20,6 +20,7 @@ struct AttentionParams {
   int64_t q_stride, out_stride;
   bool q_bf16, out_bf16;
   PagedRows step_rows, ring, compressed;
+  int page_shift = -1;  // log2 of compressed.rows_per_page, or -1
   const int32_t* selected;
   const int32_t* counts;
   int top_k;
@@ -33,7 +34,8 @@ struct AttentionParams {
 constexpr int kPartialFloats = kGroupHeads * (kHeadDim + 2);
 
 struct Entries {
-  int32_t token, sequence;
+  int32_t token, sequence, slot;
+  int32_t start, first;          // the sequence's first token of the step and its position
   int32_t window_begin, window;  // first position, count
   int32_t compressed;            // count
 
@@ -49,6 +51,9 @@ __device__ inline bool EntriesOf(const AttentionParams& p, int32_t token, Entrie
   if (position < 0) return false;
   out->token = token;
   out->sequence = p.step.sequence[token];
+  out->start = p.step.query_start[out->sequence];
+  out->first = position - (token - out->start);
+  out->slot = p.step.slot[out->sequence];
   out->window_begin = max(0, position - (kWindow - 1));
   out->window = position - out->window_begin + 1;
   out->compressed = p.compressed.base == nullptr ? 0
@@ -73,10 +78,10 @@ __device__ inline RowRef EntryRow(const AttentionParams& p, const Entries& entri
   const StepView& step = p.step;
   if (segment == 0) {
     const int32_t position = entries.window_begin + i;
-    const int32_t start = step.query_start[entries.sequence];
-    const int32_t first = step.position[start];
-    if (position >= first) return RefOf(p.step_rows, 0, start + position - first);
-    return RefOf(p.ring, step.slot[entries.sequence], position % p.ring.rows_per_page);
+    if (position >= entries.first) {
+      return RefOf(p.step_rows, 0, entries.start + position - entries.first);
+    }
+    return RefOf(p.ring, entries.slot, position % p.ring.rows_per_page);
   }
   const int32_t entry = (segment - 1) * kCudaSegment + i;
   const int32_t row =
