@@ -27,9 +27,10 @@ struct GroupedProduct {
   Groups groups;
   const CudaWeightView* table;  // [num_experts + 1][w1, w2, w3]
   int num_experts;
-  bool up;              // w1 and w3 of a token's row, else w2 of a pair's row
-  bool all_float;       // kReference
-  int slots;            // top_k + 1
+  bool up;         // w1 and w3 of a token's row, else w2 of a pair's row
+  bool all_float;  // kReference
+  int slots;       // top_k + 1
+  int tokens;
   const char* x[2];     // activations for routed experts and for the shared one
   int64_t x_stride[2];  // bytes
   int out;              // outputs of one matrix
@@ -40,6 +41,7 @@ struct GroupedProduct {
 // What a block works on.
 struct Block {
   GroupTile tile;
+  const __nv_bfloat16* x;  // skinny: of the lane
   CudaWeightView w;
   int out0;
   int matrix;  // 0, or 1 for w3
@@ -72,32 +74,72 @@ __device__ T* OutputOf(const GroupedProduct& p, const Block& block, int r, T* y)
   return y + PairOf(p, block, r) * p.y_stride + int64_t{block.matrix} * p.out;
 }
 
+// The jobs of tiles [first, end) of the sorted list that fall to this block: neighbours, so that an
+// expert's rows are looked up once.
+template <Format F, bool kInterleaved, class T>
+__device__ void GroupedSkinny(const GroupedProduct& p, int first, int end, int depth,
+                              SkinnyShared<1>& shared, T* y) {
+  const int per_matrix = (p.out + kSkinnyOutputs - 1) / kSkinnyOutputs;
+  const int per_tile = per_matrix * (p.up ? 2 : 1);
+  const int jobs = (end - first) * per_tile;
+  const auto blocks = static_cast<int>(gridDim.x);
+  const int begin = static_cast<int>(int64_t{jobs} * blockIdx.x / blocks);
+  const int count = static_cast<int>(int64_t{jobs} * (blockIdx.x + 1) / blocks) - begin;
+  const int lane_row = threadIdx.x % 32 / 4;
+  Block block;  // of the job at hand
+  int tile_at_hand = -1;
+  SkinnyProducts<F, kInterleaved, 1>(
+      count, depth, shared,
+      [&](int i, bool whole) {
+        const int index = begin + i, tile = first + index / per_tile;
+        const int matrix = index % per_tile / per_matrix;
+        SkinnyJob<1> job;
+        job.out0 = index % per_matrix * kSkinnyOutputs;
+        job.out_end = p.out;
+        const int expert = p.groups.tiles[tile].expert;
+        job.w = p.table + expert * 3 + (p.up ? 2 * matrix : 1);
+        if (!whole) return job;
+        if (tile != tile_at_hand) {
+          tile_at_hand = tile;
+          block.tile = p.groups.tiles[tile];
+          block.x = lane_row < block.tile.rows
+                        ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, lane_row))
+                        : nullptr;
+        }
+        block.matrix = matrix;
+        job.rows = block.tile.rows;
+        job.x[0] = block.x;
+        return job;
+      },
+      [&](int r, int o, float v) {
+        OutputOf(p, block, r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
+      });
+}
+
+// One-dimensional grid: routed experts' tiles, then the shared expert's, which may differ in
+// format.
 template <class T>
-__global__ void __launch_bounds__(kSkinnyThreads)
+__global__ void __launch_bounds__(kSkinnyThreads, 2)
     GroupedSkinnyKernel(const __grid_constant__ GroupedProduct p, T* y) {
   __shared__ SkinnyShared<1> shared;
-  Block block;
-  if (!FindBlock(p, 16, block) || block.is_float) return;
-  const int lane_row = threadIdx.x % 32 / 4;
-  const auto* x = lane_row < block.tile.rows
-                      ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, lane_row))
-                      : nullptr;
-  const auto store = [&](int r, int o, float v) {
-    OutputOf(p, block, r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
+  LetNextStart();
+  WaitForPrevious();  // the list is new
+  const int tiles = *p.groups.num_tiles, shared_tiles = (p.tokens + kSkinnyRows - 1) / kSkinnyRows;
+  const auto run = [&](int expert, int first, int end) {
+    const CudaWeightView& w = p.table[expert * 3 + (p.up ? 0 : 1)];
+    switch (w.format) {
+      case Format::kFp8Block128:
+        return GroupedSkinny<Format::kFp8Block128, true>(p, first, end, w.depth, shared, y);
+      case Format::kFp4Block32:
+        return GroupedSkinny<Format::kFp4Block32, true>(p, first, end, w.depth, shared, y);
+      case Format::kBF16:
+        return GroupedSkinny<Format::kBF16, false>(p, first, end, w.depth, shared, y);
+      case Format::kF32: return;  // GroupedFloatKernel
+    }
   };
-  switch (block.w.format) {
-    case Format::kFp8Block128:
-      SkinnyProduct<Format::kFp8Block128, true, 1>(block.w, block.out0, p.out, x, block.tile.rows,
-                                                   shared, store);
-      break;
-    case Format::kFp4Block32:
-      SkinnyProduct<Format::kFp4Block32, true, 1>(block.w, block.out0, p.out, x, block.tile.rows,
-                                                  shared, store);
-      break;
-    default:
-      SkinnyProduct<Format::kBF16, false, 1>(block.w, block.out0, p.out, x, block.tile.rows, shared,
-                                             store);
-  }
+  run(0, 0, tiles - shared_tiles);
+  __syncthreads();
+  run(p.num_experts, tiles - shared_tiles, tiles);
 }
 
 template <class T>
@@ -163,6 +205,8 @@ struct Activation {
 // a = silu(min(g, limit)) * clamp(u, +-limit) * weight, in w2's form; a warp per unit of a pair.
 template <class T>
 __global__ void __launch_bounds__(256) SwigluKernel(Activation p, const T* gate_up, char* a) {
+  LetNextStart();
+  WaitForPrevious();
   const int64_t job = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   if (job >= p.pairs * p.units) return;
   const int64_t pair = job / p.units;
@@ -191,6 +235,8 @@ __global__ void __launch_bounds__(256) SwigluKernel(Activation p, const T* gate_
 template <class T>
 __global__ void __launch_bounds__(256)
     CombineKernel(const T* parts, int slots, int hidden, bool round, T* y, int64_t y_stride) {
+  LetNextStart();
+  WaitForPrevious();
   const int channel = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
   if (channel >= hidden) return;
   const int64_t token = blockIdx.y;
@@ -255,7 +301,8 @@ void LaunchProduct(const GroupedProduct& p, bool skinny, int64_t max_tiles, bool
     return dim3(static_cast<unsigned>(max_tiles), matrices * Blocks(p.out, outputs));
   };
   if (some_not && skinny) {
-    GroupedSkinnyKernel<T><<<grid(16), kSkinnyThreads, 0, stream>>>(p, y);
+    constexpr unsigned kBlocks = 264;  // two on every multiprocessor of an H200
+    LaunchOverlapped(GroupedSkinnyKernel<T>, kBlocks, kSkinnyThreads, 0, stream, 1, p, y);
   } else if (some_not) {
     constexpr int kBytes = kTileSharedBytes<kTileRows>;
     FATHOM_CUDA_CHECK(cudaFuncSetAttribute(GroupedTileKernel<T>,
@@ -278,9 +325,9 @@ void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
   const Groups groups{reinterpret_cast<int32_t*>(scratch + plan.num_tiles),
                       reinterpret_cast<GroupTile*>(scratch + plan.tiles),
                       reinterpret_cast<int32_t*>(scratch + plan.pairs)};
-  GroupKernel<<<1, kGroupThreads, 2 * (args.num_experts + 1) * sizeof(int32_t), stream>>>(
-      args.chosen, static_cast<int>(rows), args.top_k, args.num_experts, tile_rows, groups);
-  FATHOM_CUDA_CHECK(cudaGetLastError());
+  LaunchOverlapped(GroupKernel, 1, kGroupThreads, 2 * (args.num_experts + 1) * sizeof(int32_t),
+                   stream, 1, args.chosen, static_cast<int>(rows), args.top_k, args.num_experts,
+                   tile_rows, groups);
 
   const bool one_form = plan.z_form[0] == plan.z_form[1];
   Prepare(args.z, plan.z_form[0], scratch + plan.z[0], stream);
@@ -292,6 +339,7 @@ void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
   p.num_experts = args.num_experts;
   p.all_float = !product;
   p.slots = plan.slots;
+  p.tokens = static_cast<int>(rows);
   p.round = product;
   const int64_t max_tiles = MaxTiles(rows, args.top_k, args.num_experts, tile_rows);
   const auto launch = [&](const Form form[2], T* y) {
@@ -320,9 +368,8 @@ void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
                               .units = static_cast<int>(CudaDepth(plan.inner) / kUnit),
                               .a_stride = plan.a_stride,
                               .round = product};
-  SwigluKernel<T><<<Blocks(activation.pairs * activation.units, 8), 256, 0, stream>>>(
-      activation, gate_up, scratch + plan.a);
-  FATHOM_CUDA_CHECK(cudaGetLastError());
+  LaunchOverlapped(SwigluKernel<T>, Blocks(activation.pairs * activation.units, 8), 256, 0, stream,
+                   1, activation, static_cast<const T*>(gate_up), scratch + plan.a);
 
   auto* parts = reinterpret_cast<T*>(scratch + plan.parts);
   p.up = false;
@@ -332,9 +379,9 @@ void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
   p.y_stride = plan.hidden;
   launch(plan.a_form, parts);
 
-  CombineKernel<T><<<dim3(Blocks(plan.hidden, 256), static_cast<unsigned>(rows)), 256, 0, stream>>>(
-      parts, plan.slots, plan.hidden, product, static_cast<T*>(args.y.data), args.y.stride);
-  FATHOM_CUDA_CHECK(cudaGetLastError());
+  LaunchOverlapped(CombineKernel<T>, dim3(Blocks(plan.hidden, 256), static_cast<unsigned>(rows)),
+                   256, 0, stream, 1, static_cast<const T*>(parts), plan.slots, plan.hidden,
+                   product, static_cast<T*>(args.y.data), args.y.stride);
 }
 
 void Require(bool holds, const char* what) {

@@ -1,7 +1,7 @@
 // Which pairs each expert works on: a sort of token-slot pairs by expert, cut into tiles.
 #pragma once
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/hopper.cuh"
 
 namespace fathom::ops::cuda {
 
@@ -35,6 +35,8 @@ static __global__ void __launch_bounds__(kGroupThreads)
     GroupKernel(const int32_t* chosen, int tokens, int top_k, int num_experts, int tile_rows,
                 Groups groups) {
   extern __shared__ int32_t shared_counts[];
+  LetNextStart();
+  WaitForPrevious();
   int32_t* const count = shared_counts;                   // pairs of an expert
   int32_t* const next = shared_counts + num_experts + 1;  // where its next pair goes
   const int routed = tokens * top_k;

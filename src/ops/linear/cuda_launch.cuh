@@ -22,23 +22,41 @@ Output<T> OutputOf(const MatrixView& y, int groups, bool round) {
   return {static_cast<T*>(y.data), y.stride, round, RowsAligned(y) && y.cols / groups % 4 == 0};
 }
 
-// Grids: x = tiles of rows (1 for skinny), y = tiles of a group's outputs, z = groups. Tiles of the
-// same outputs run side by side: they share the weight through L2.
-template <Format F, bool kInterleaved, int kTiles, class T>
-__global__ void __launch_bounds__(kSkinnyThreads)
-    SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
-                 Output<T> out) {
-  __shared__ SkinnyShared<kTiles> shared;
-  const int group = static_cast<int>(blockIdx.z);
+// One-dimensional grid: block b does jobs b, b + grid, ...; a job is 16 * kTiles outputs of a
+// group.
+template <Format F, bool kInterleaved, int kRowTiles, class T>
+__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
+    SkinnyKernel(const __grid_constant__ CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride,
+                 int rows, int rank, int jobs, Output<T> out) {
+  __shared__ SkinnyShared<kRowTiles> shared;
+  LetNextStart();
+  const int per_group = (rank + kSkinnyOutputs - 1) / kSkinnyOutputs;
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const int r = static_cast<int>(threadIdx.x) % 32 / 4;
-  const __nv_bfloat16* const row = x + r * x_stride + int64_t{group} * w.depth;
-  SkinnyProduct<F, kInterleaved, kTiles>(
-      w, group * rank + static_cast<int>(blockIdx.y) * 16 * kTiles, (group + 1) * rank,
-      r < rows ? row : nullptr, rows, shared, [&](int t, int o, float v) {
+  SkinnyProducts<F, kInterleaved, kRowTiles>(
+      (jobs - block + blocks - 1) / blocks, w.depth, shared,
+      [&](int i, bool) {
+        const int index = block + i * blocks;
+        const int group = index / per_group;
+        SkinnyJob<kRowTiles> job;
+        job.w = &w;
+        job.out0 = group * rank + index % per_group * kSkinnyOutputs;
+        job.out_end = (group + 1) * rank;
+        job.rows = rows;
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          const int row = 8 * tile + r;
+          job.x[tile] = row < rows ? x + row * x_stride + int64_t{group} * w.depth : nullptr;
+        }
+        return job;
+      },
+      [&](int t, int o, float v) {
         out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
       });
 }
 
+// Grids: x = tiles of rows, y = tiles of a group's outputs, z = groups. Tiles of the same outputs
+// run side by side: they share the weight through L2.
 template <Format F, bool kInterleaved, int kRows, class T>
 __global__ void __launch_bounds__(kTileThreads, kRows > 64 ? 1 : 2)
     TileKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
@@ -85,22 +103,22 @@ void LaunchFloat(const CudaWeightView& w, const MatrixView& x, int groups, const
   });
 }
 
+inline constexpr int kSkinnyBlocks = 264;  // two on every multiprocessor of an H200
+
 template <Format F, bool kInterleaved, class T>
 void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_stride, int rows,
                   int groups, const Output<T>& out, cudaStream_t stream) {
   const int rank = w.out / groups;
-  if (rows <= 2) {
-    SkinnyKernel<F, kInterleaved, 1, T>
-        <<<dim3(1, Blocks(rank, 16), groups), kSkinnyThreads, 0, stream>>>(w, x, x_stride, rows,
-                                                                           rank, out);
-    return;
-  }
-  if (rows <= kSkinnyRows) {  // two tiles share the reads of x
-    SkinnyKernel<F, kInterleaved, 2, T>
-        <<<dim3(1, Blocks(rank, 32), groups), kSkinnyThreads, 0, stream>>>(w, x, x_stride, rows,
-                                                                           rank, out);
-    return;
-  }
+  const auto skinny = [&]<int kRowTiles>() {
+    const int jobs = static_cast<int>(Blocks(rank, kSkinnyOutputs)) * groups;
+    // Every block the same number of jobs, as far as it goes.
+    const int rounds = (jobs + kSkinnyBlocks - 1) / kSkinnyBlocks;
+    LaunchOverlapped(SkinnyKernel<F, kInterleaved, kRowTiles, T>, Blocks(jobs, rounds),
+                     kSkinnyThreads, 0, stream, 1, w, x, x_stride, rows, rank, jobs, out);
+  };
+  if (rows <= kSkinnyRows) return skinny.template operator()<1>();
+  if (rows <= 2 * kSkinnyRows) return skinny.template operator()<2>();
+  if (rows <= 4 * kSkinnyRows) return skinny.template operator()<4>();
   const auto launch = [&](auto kernel, int tile_rows, int bytes) {
     FATHOM_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

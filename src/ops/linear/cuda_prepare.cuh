@@ -1,6 +1,7 @@
 // What happens to activations before a product: as they are, rounded to bf16, or quantised.
 #pragma once
 
+#include "ops/cuda/hopper.cuh"
 #include "ops/linear/cuda_expand.cuh"
 
 namespace fathom::ops::cuda {
@@ -57,6 +58,8 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
 template <class T>
 __global__ void __launch_bounds__(256)
     PrepareKernel(const T* x, int64_t stride, int rows, int in, int units, Form form, void* out) {
+  LetNextStart();
+  WaitForPrevious();
   const int64_t job = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   if (job >= int64_t{rows} * units) return;
   const int64_t t = job / units;
@@ -73,11 +76,10 @@ inline void Prepare(const MatrixView& x, Form form, void* out, cudaStream_t stre
   const int units = static_cast<int>(CudaDepth(x.cols) / kUnit);
   WithActivationType(x.dtype, [&](auto type) {
     using T = decltype(type);
-    PrepareKernel<T><<<Blocks(x.rows * units, 8), 256, 0, stream>>>(
-        static_cast<const T*>(x.data), x.stride, static_cast<int>(x.rows), static_cast<int>(x.cols),
-        units, form, out);
+    LaunchOverlapped(PrepareKernel<T>, Blocks(x.rows * units, 8), 256, 0, stream, 1,
+                     static_cast<const T*>(x.data), x.stride, static_cast<int>(x.rows),
+                     static_cast<int>(x.cols), units, form, out);
   });
-  FATHOM_CUDA_CHECK(cudaGetLastError());
 }
 
 // Four consecutive results of a row, count of them real; `vector` says that y's rows are aligned.

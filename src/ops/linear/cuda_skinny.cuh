@@ -1,11 +1,15 @@
-// A product with at most 8 rows: weights stream from memory once, straight into registers.
+// A product with few rows: weights stream from memory once, straight into registers. A block works
+// off a list of jobs, 16 outputs each, and its warps, one per segment of the sum, always have
+// the next units of weights on their way, across jobs too.
 #pragma once
 
+#include "ops/cuda/hopper.cuh"
 #include "ops/linear/cuda_expand.cuh"
 
 namespace fathom::ops::cuda {
 
-inline constexpr int kSkinnyRows = 8;
+inline constexpr int kSkinnyRows = 8;  // of one tensor core tile
+inline constexpr int kSkinnyOutputs = 16;
 inline constexpr int kSkinnyThreads = 32 * kSegments;  // a warp per segment
 
 // One lane's 32 weights of a unit, as stored.
@@ -14,16 +18,15 @@ struct RawUnit {
   uint4 load[32 / kLoadInputs<F>];
   uint32_t scale;
 
-  __device__ void Load(const CudaWeightView& w, int row, int unit, int q) {
-    constexpr int kBytes = kUnitBytes<F>;
-    const uint8_t* at = w.data + int64_t{row} * (w.depth / kUnit * kBytes) + unit * kBytes + 16 * q;
+  // at: the lane's first byte of the unit.
+  __device__ void Load(const uint8_t* at, const uint8_t* scale_at) {
 #pragma unroll
     for (int i = 0; i < 32 / kLoadInputs<F>; ++i) {
       asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(load[i].x), "=r"(load[i].y), "=r"(load[i].z), "=r"(load[i].w)
                    : "l"(at + 64 * i));
     }
-    scale = LoadScale<F>(w, row, unit, q);
+    scale = F == Format::kBF16 ? 0 : __ldg(scale_at);
   }
 
   template <bool kInterleaved>
@@ -44,88 +47,138 @@ struct RawUnit {
   }
 };
 
-template <int kTiles>
-struct SkinnyShared {
-  float part[kSegments][kSkinnyRows][16 * kTiles];
+// Outputs out0 .. of a weight, those below out_end; the lane's rows of x.
+template <int kRowTiles>
+struct SkinnyJob {
+  const CudaWeightView* w;
+  int out0, out_end;
+  int rows;                           // of all tiles
+  const __nv_bfloat16* x[kRowTiles];  // row lane / 4 of each tile of 8, or null beyond `rows`
 };
 
-// Outputs out0 .. out0 + 16*kTiles - 1 (those below w.out) of `rows` rows, by one block of
-// kSkinnyThreads. x: the activation row of this lane's row (lane / 4), or null beyond `rows`.
-// store(row, output, value) is called once for every element.
-template <Format F, bool kInterleaved, int kTiles, class Store>
-__device__ void SkinnyProduct(const CudaWeightView& w, int out0, int out_end,
-                              const __nv_bfloat16* x, int rows, SkinnyShared<kTiles>& shared,
-                              Store&& store) {
+template <int kRowTiles>
+struct SkinnyShared {
+  // Two jobs in turn: one barrier a job.
+  float part[2][kSegments][kSkinnyRows * kRowTiles][kSkinnyOutputs];
+};
+
+// Units of weights that a lane has on their way.
+template <Format F>
+inline constexpr int kSkinnyAhead = F == Format::kBF16 ? 2 : 3;
+
+// Does `jobs` jobs; job(i, whole) describes the i-th, without its x unless `whole`. The first
+// weights are asked for before the kernel in front has finished. store(job, row, output, value) is
+// called once for every element. depth: of every weight.
+template <Format F, bool kInterleaved, int kRowTiles, class Job, class Store>
+__device__ void SkinnyProducts(int jobs, int depth, SkinnyShared<kRowTiles>& shared, Job&& job,
+                               Store&& store) {
+  constexpr int kAhead = kSkinnyAhead<F>;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int q = lane & 3;
-  const int units = w.depth / kUnit;
+  const int units = depth / kUnit;
   const int begin = SegmentBegin(warp, units);
-  const int end = SegmentBegin(warp + 1, units);
+  const int per_job = SegmentBegin(warp + 1, units) - begin;
+  const int steps = per_job * jobs;
 
-  int row[kTiles][2];  // weight rows of this lane; beyond the end the last one, computed in vain
-  float sum[kTiles][4] = {};
+  // Where the next unit to ask for lies. Rows beyond the end are the last one, computed in vain.
+  const uint8_t* data[2];
+  const uint8_t* scale[2];
+  int asked = 0, asked_unit = 0, asked_job = 0;
+  RawUnit<F> raw[kAhead][2];
+  const auto ask = [&](RawUnit<F>(&to)[2]) {
+    if (asked >= steps) return;
+    if (asked_unit == 0) {
+      const SkinnyJob<kRowTiles> next = job(asked_job, false);
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-    row[m][0] = min(out0 + 16 * m + lane / 4, out_end - 1);
-    row[m][1] = min(out0 + 16 * m + lane / 4 + 8, out_end - 1);
-  }
-
-  RawUnit<F> next[kTiles][2];
-  if (begin < end) {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      next[m][0].Load(w, row[m][0], begin, q);
-      next[m][1].Load(w, row[m][1], begin, q);
-    }
-  }
-  for (int unit = begin; unit < end; ++unit) {
-    RawUnit<F> raw[kTiles][2];
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) raw[m][0] = next[m][0], raw[m][1] = next[m][1];
-    if (unit + 1 < end) {
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        next[m][0].Load(w, row[m][0], unit + 1, q);
-        next[m][1].Load(w, row[m][1], unit + 1, q);
+      for (int i = 0; i < 2; ++i) {
+        const int row = min(next.out0 + lane / 4 + 8 * i, next.out_end - 1);
+        data[i] =
+            next.w->data + int64_t{row} * (units * kUnitBytes<F>)+begin * kUnitBytes<F> + 16 * q;
+        if constexpr (F == Format::kFp8Block128) {
+          scale[i] = next.w->scale + int64_t{row >> 7} * units + begin;
+        } else if constexpr (F == Format::kFp4Block32) {
+          scale[i] = next.w->scale + int64_t{row} * (4 * units) + begin * 4 + q;
+        }
       }
     }
-    uint4 b[4];
+    constexpr int kScales = F == Format::kFp4Block32 ? 4 : 1;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      b[e] = x == nullptr ? make_uint4(0, 0, 0, 0)
-                          : *reinterpret_cast<const uint4*>(x + unit * kUnit + UnitChunk<F>(q, e));
+    for (int i = 0; i < 2; ++i) {
+      to[i].Load(data[i] + asked_unit * kUnitBytes<F>, scale[i] + asked_unit * kScales);
     }
+    ++asked;
+    if (++asked_unit == per_job) asked_unit = 0, ++asked_job;
+  };
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      const ChunkScale s0 = MakeScale<F>(raw[m][0].scale);
-      const ChunkScale s1 = MakeScale<F>(raw[m][1].scale);
+  for (int i = 0; i < kAhead; ++i) ask(raw[i]);
+  WaitForPrevious();
+
+  float sum[kRowTiles][4] = {};
+  const auto finish = [&](int index, const SkinnyJob<kRowTiles>& now) {
+    auto& part = shared.part[index % 2];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        part[warp][8 * r + 2 * q + (i & 1)][lane / 4 + 8 * (i >> 1)] = sum[r][i];
+        sum[r][i] = 0;
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < kSkinnyOutputs * now.rows; i += kSkinnyThreads) {
+      const int t = i / kSkinnyOutputs;
+      const int o = i % kSkinnyOutputs;
+      float total = 0;
+#pragma unroll
+      for (int s = 0; s < kSegments; ++s) total += part[s][t][o];
+      if (now.out0 + o < now.out_end) store(t, now.out0 + o, total);
+    }
+  };
+
+  if (per_job == 0) {
+    for (int i = 0; i < jobs; ++i) finish(i, job(i, true));
+    return;
+  }
+  int index = 0, unit = 0;
+  SkinnyJob<kRowTiles> now;
+  bool wide = false;
+  for (int base = 0; base < steps; base += kAhead) {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      if (base + a >= steps) break;
+      if (unit == 0) {
+        now = job(index, true);
+        wide = now.w->wide;
+      }
+      const auto load_x = [&](int r, int e) {
+        return now.x[r] == nullptr ? make_uint4(0, 0, 0, 0)
+                                   : *reinterpret_cast<const uint4*>(
+                                         now.x[r] + (begin + unit) * kUnit + UnitChunk<F>(q, e));
+      };
+      const ChunkScale s0 = MakeScale<F>(raw[a][0].scale);
+      const ChunkScale s1 = MakeScale<F>(raw[a][1].scale);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
+        uint4 x[kRowTiles];
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) x[r] = load_x(r, e);
         uint32_t a0[4], a1[4];
-        raw[m][0].template Expand<kInterleaved>(e, s0, w.wide, a0);
-        raw[m][1].template Expand<kInterleaved>(e, s1, w.wide, a1);
-        Mma(sum[m], a0[0], a1[0], a0[1], a1[1], b[e].x, b[e].y);
-        Mma(sum[m], a0[2], a1[2], a0[3], a1[3], b[e].z, b[e].w);
+        raw[a][0].template Expand<kInterleaved>(e, s0, wide, a0);
+        raw[a][1].template Expand<kInterleaved>(e, s1, wide, a1);
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          Mma(sum[r], a0[0], a1[0], a0[1], a1[1], x[r].x, x[r].y);
+          Mma(sum[r], a0[2], a1[2], a0[3], a1[3], x[r].z, x[r].w);
+        }
+      }
+      ask(raw[a]);
+      if (++unit == per_job) {
+        finish(index, now);
+        unit = 0;
+        ++index;
       }
     }
-  }
-
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      shared.part[warp][2 * q + (i & 1)][16 * m + lane / 4 + 8 * (i >> 1)] = sum[m][i];
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < 16 * kTiles * rows; i += kSkinnyThreads) {
-    const int t = i / (16 * kTiles);
-    const int o = i % (16 * kTiles);
-    float total = 0;
-#pragma unroll
-    for (int s = 0; s < kSegments; ++s) total += shared.part[s][t][o];
-    if (out0 + o < out_end) store(t, out0 + o, total);
   }
 }
 

@@ -15,6 +15,8 @@ constexpr int kPairs = kRopeDim / 2;
 template <class T>
 __global__ void __launch_bounds__(256) InverseRotateKernel(T* o, int64_t stride, const float* rope,
                                                            int heads, int64_t count, bool round) {
+  LetNextStart();
+  WaitForPrevious();
   const int64_t index = int64_t{blockIdx.x} * 256 + threadIdx.x;
   if (index >= count) return;
   const int pair = static_cast<int>(index % kPairs);
@@ -56,10 +58,10 @@ void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaS
   const int64_t count = args.o.rows * args.heads * kPairs;
   WithActivationType(args.o.dtype, [&](auto type) {
     using T = decltype(type);
-    InverseRotateKernel<T><<<Blocks(count, 256), 256, 0, stream>>>(
-        static_cast<T*>(args.o.data), args.o.stride, args.rope, args.heads, count, product);
+    LaunchOverlapped(InverseRotateKernel<T>, Blocks(count, 256), 256, 0, stream, 1,
+                     static_cast<T*>(args.o.data), args.o.stride, args.rope, args.heads, count,
+                     product);
   });
-  FATHOM_CUDA_CHECK(cudaGetLastError());
 
   WithActivationType(args.y.dtype, [&](auto type) {
     using T = decltype(type);
