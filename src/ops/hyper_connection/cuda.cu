@@ -3,7 +3,7 @@
 // multiprocessors. The split is fixed: a token's sums do not depend on its batch.
 #include <cooperative_groups.h>
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/hopper.cuh"
 #include "ops/hyper_connection/cuda.h"
 
 namespace fathom::ops {
@@ -68,17 +68,17 @@ __device__ float Sinkhorn(float value, int iterations, float eps) {
   float top = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
   top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
   value = expf(value - top);
+  // __fdividef is two units of the last place off at most: the forty divisions wait for each other.
   value = value / across(value, 1, 2) + eps;
   for (int round = 0; round < iterations; ++round) {
-    if (round > 0) value /= across(value, 1, 2) + eps;
-    value /= across(value, 4, 8) + eps;
+    if (round > 0) value = __fdividef(value, across(value, 1, 2) + eps);
+    value = __fdividef(value, across(value, 4, 8) + eps);
   }
   return value;
 }
 
 template <class T>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
-    Seam(T* x, const T* o, T* u, T* z, SeamParams p) {
+__global__ void __launch_bounds__(kThreads) Seam(T* x, const T* o, T* u, T* z, SeamParams p) {
   extern __shared__ float streams[];  // [S][slice], then u [slice]
   __shared__ float partial[kThreads / 32 * (kMixes + 1)];
   __shared__ float mine[kMixes + 1], total[kMixes + 1];
@@ -92,6 +92,17 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
   float* collapsed = streams + S * p.slice;
   x += t * p.x_stride;
   u += t * p.u_stride;
+  cuda::LetNextStart();
+  if (p.has_site) {
+    // The site's parameters are on their way to L2 while the kernel in front finishes.
+    constexpr int kLine = 128 / sizeof(float);
+    const auto lines = (count + kLine - 1) / kLine;
+    for (int i = thread; i < p.site.mixes * S * lines; i += kThreads) {
+      const float* at = p.site.fn + i / lines * p.d + first + i % lines * kLine;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    }
+  }
+  cuda::WaitForPrevious();
 
   float post[S], comb[S * S];
   if (p.has_o) {
@@ -204,11 +215,11 @@ void HyperConnectionCuda(const HyperConnectionArgs& args, CudaStream stream) {
                              .round = args.numerics == Numerics::kProduct};
   const size_t shared = static_cast<size_t>((S + 1) * params.slice) * sizeof(float);
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    Seam<<<static_cast<unsigned>(args.x.rows * kCluster), kThreads, shared, stream>>>(
-        static_cast<T*>(args.x.data), static_cast<const T*>(args.o.data),
-        static_cast<T*>(args.u.data), static_cast<T*>(args.z.data), params);
+    cuda::LaunchOverlapped(Seam<T>, static_cast<unsigned>(args.x.rows * kCluster), kThreads, shared,
+                           stream, kCluster, static_cast<T*>(args.x.data),
+                           static_cast<const T*>(args.o.data), static_cast<T*>(args.u.data),
+                           static_cast<T*>(args.z.data), params);
   });
-  FATHOM_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace fathom::ops
