@@ -136,6 +136,7 @@ class DeviceStep {
         query_start_(Copy(host.query_start, host.num_sequences + 1)),
         slot_(Copy(host.slot, host.num_sequences)),
         block_table_(Copy(host.block_table, int64_t{host.num_sequences} * host.max_blocks)),
+        emit_from_(Copy(host.emit_from, host.num_sequences)),
         view_(host) {
     if (host.token != nullptr) view_.token = token_.data();
     if (host.position != nullptr) view_.position = position_.data();
@@ -143,6 +144,7 @@ class DeviceStep {
     if (host.query_start != nullptr) view_.query_start = query_start_.data();
     if (host.slot != nullptr) view_.slot = slot_.data();
     if (host.block_table != nullptr) view_.block_table = block_table_.data();
+    if (host.emit_from != nullptr) view_.emit_from = emit_from_.data();
   }
 
   const StepView& view() const { return view_; }
@@ -152,7 +154,7 @@ class DeviceStep {
     return data == nullptr ? std::vector<int32_t>() : std::vector<int32_t>(data, data + n);
   }
 
-  DeviceArray<int32_t> token_, position_, sequence_, query_start_, slot_, block_table_;
+  DeviceArray<int32_t> token_, position_, sequence_, query_start_, slot_, block_table_, emit_from_;
   StepView view_;
 };
 
