@@ -79,10 +79,12 @@ TEST(EngineCuda, HostTierAndPreemptionGiveTheSameText) {
       }
     }
   }
+  // Three prompts of one block each, and one of head room, are admitted together; their answers then
+  // need four blocks each of the eight.
   auto queue = std::make_shared<Collector>();
   std::vector<RequestId> ids;
   for (int i = 0; i < 3; ++i) {
-    Request request = Ask(queue, Text(model, 300 + i, 3'000 * i), 600);
+    Request request = Ask(queue, Text(model, 200 + i, 3'000 * i), 600);
     request.ignore_eos = true;
     ids.push_back(*warm->Submit(std::move(request)));
   }
@@ -91,7 +93,7 @@ TEST(EngineCuda, HostTierAndPreemptionGiveTheSameText) {
   for (const RequestId id : ids) answers.push_back(queue->Wait(id).tokens);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(answers[static_cast<size_t>(i)],
-              Answer(*cold, Text(model, 300 + i, 3'000 * i), 600).tokens)
+              Answer(*cold, Text(model, 200 + i, 3'000 * i), 600).tokens)
         << i;
   }
   EXPECT_GT(warm->stats().preemptions, 0u);

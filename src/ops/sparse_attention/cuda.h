@@ -7,13 +7,14 @@
 
 namespace fathom::ops {
 
-// Scratch for any step: a fixed number of partial results (about 70 MB), whatever the context, the
-// batch and the heads.
+// Scratch for any step: a fixed number of partial results of float32 attention (about 70 MB),
+// whatever the context, the batch and the heads.
 int64_t SparseAttentionCudaScratchBytes();
 
-// Compressed entries are cut into segments of 128, a token's result is the ordered merge of its
-// segments, and whether one block runs through them or many share them changes no bit. kProduct
-// with bf16 queries and no float32 rows computes on tensor cores, everything else in float32.
+// kProduct with bf16 queries and rows that are all FP8 or all bf16 computes on tensor cores
+// (cuda_rows.cuh), everything else in float32 multiply-adds. Either way a token's entries are cut
+// into ranges by their number alone, each with a softmax of its own, and the ranges are merged in
+// order: the result has the same bits in every step.
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream);
 
 }  // namespace fathom::ops
