@@ -79,8 +79,8 @@ TEST(EngineCuda, HostTierAndPreemptionGiveTheSameText) {
       }
     }
   }
-  // Three prompts of one block each, and one of head room, are admitted together; their answers then
-  // need four blocks each of the eight.
+  // Three prompts of one block each, and one of head room, are admitted together; their answers
+  // then need four blocks each of the eight.
   auto queue = std::make_shared<Collector>();
   std::vector<RequestId> ids;
   for (int i = 0; i < 3; ++i) {
