@@ -156,9 +156,22 @@ void AddTiers(const EngineStats& stats, const Geometry& geometry, Page& page) {
              {{"tier", "host"}, {"direction", "to"}});
   page.Value(prefix.blocks_from_host * block + prefix.bundles_from_host * bundle,
              {{"tier", "host"}, {"direction", "from"}});
+  const DiskTierStats& disk = stats.disk;
+  page.Value(disk.store.bytes_written, {{"tier", "disk"}, {"direction", "to"}});
+  page.Value(disk.store.bytes_read, {{"tier", "disk"}, {"direction", "from"}});
+  page.Counter("cache_tier_failures_total", "Movements to and from the disk that failed.");
+  page.Value(disk.write_failures, {{"tier", "disk"}, {"direction", "to"}});
+  page.Value(disk.loads_failed, {{"tier", "disk"}, {"direction", "from"}});
   page.Counter("cache_tier_evictions_total", "Units dropped from the tiers below the device.");
   page.Value(prefix.host_blocks_dropped, {{"tier", "host"}, {"unit", "blocks"}});
   page.Value(prefix.host_bundles_dropped, {{"tier", "host"}, {"unit", "bundles"}});
+  page.Value(disk.store.evicted, {{"tier", "disk"}, {"unit", "segments"}});
+  page.Gauge("cache_disk_bytes", "Bytes of this model's segments on disk.");
+  page.Value(disk.store.bytes_on_disk);
+  page.Gauge("cache_disk_segments", "This model's segments on disk.");
+  page.Value(disk.store.segments);
+  page.Counter("cache_disk_segments_refused_total", "Segments on disk that could not be used.");
+  page.Value(disk.store.refused);
 }
 
 }  // namespace

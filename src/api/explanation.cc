@@ -15,6 +15,7 @@ ordered_json ReportJson(const RequestReport& report) {
   json["blocks_matched"] = prefix.matched_blocks;
   json["boundary"] = prefix.boundary;
   json["tokens_recomputed"] = std::max<int64_t>(0, prefix.matched_tokens - prefix.boundary);
+  json["tokens_rebuilt"] = prefix.rebuilt;
   json["tokens_by_source"] = {{"computed", prefix.prompt_tokens - prefix.boundary},
                               {"device", prefix.device_tokens},
                               {"host", prefix.host_tokens},

@@ -64,6 +64,7 @@ int main(int argc, char** argv) {
   fathom::AddTokenizeCommand(app, &exit_code);
   fathom::AddPlanCommand(app, &exit_code);
   fathom::AddCacheCommand(app, &exit_code);
+  fathom::AddExplainCommand(app, &exit_code);
   fathom::AddDumpCommand(app, &exit_code);
   fathom::AddVersionCommand(app, &exit_code);
   app.set_version_flag("--version", std::string("fathom ") + fathom::kVersion);
