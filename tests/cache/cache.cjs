@@ -46,8 +46,9 @@ class Case {
   }
   // Without a prefix cache; kept for all cases, as is what it said.
   async cold() {
-    this.shared.cold ??= await Server.start(options.binary, [
-      '--no-enable-prefix-caching', '--max-model-len', '262144', '--max-num-seqs', '64']);
+    this.shared.cold ??= await Server.start(
+        options.binary,
+        ['--no-enable-prefix-caching', '--max-model-len', '262144', '--max-num-seqs', '64']);
     return this.shared.cold;
   }
   async texts() {
@@ -74,13 +75,16 @@ class Case {
   async same(request, reply, what) {
     const right = await this.right(request);
     if (reply.text !== right.text) {
-      return this.check(false, `${what}: got ${JSON.stringify(reply.text)}, cold ` +
-        `${JSON.stringify(right.text)}; ${this.found(reply)}`);
+      return this.check(
+          false,
+          `${what}: got ${JSON.stringify(reply.text)}, cold ` +
+              `${JSON.stringify(right.text)}; ${this.found(reply)}`);
     }
     const at = right.logprobs.findIndex((value, i) => value !== reply.logprobs[i]);
-    return this.check(at < 0 && reply.logprobs.length === right.logprobs.length,
-                      `${what}: the text is right, but log-probability ${at} is ` +
-                      `${reply.logprobs[at]}, cold ${right.logprobs[at]}; ${this.found(reply)}`);
+    return this.check(
+        at < 0 && reply.logprobs.length === right.logprobs.length,
+        `${what}: the text is right, but log-probability ${at} is ` +
+            `${reply.logprobs[at]}, cold ${right.logprobs[at]}; ${this.found(reply)}`);
   }
 
   // What usage and explain say agrees with itself. Every reply of a case passes through here.
@@ -88,16 +92,21 @@ class Case {
     const {usage, report} = reply;
     const sources = report.tokens_by_source;
     const held = sources.device + sources.host + sources.disk;
-    this.check(usage.prompt_cache_hit_tokens === reply.cached && report.boundary === reply.cached &&
-               held === reply.cached,
-               `${what}: cached_tokens ${reply.cached}, prompt_cache_hit_tokens ` +
-               `${usage.prompt_cache_hit_tokens}, boundary ${report.boundary}, by source ${JSON.stringify(sources)}`);
-    this.check(usage.prompt_cache_miss_tokens === usage.prompt_tokens - reply.cached &&
-               sources.computed === usage.prompt_tokens - reply.cached,
-               `${what}: ${usage.prompt_tokens} prompt tokens, ${reply.cached} cached, ` +
-               `prompt_cache_miss_tokens ${usage.prompt_cache_miss_tokens}, computed ${sources.computed}`);
-    this.check(report.tokens_matched >= report.boundary, `${what}: matched ${report.tokens_matched} ` +
-               `tokens, went on from ${report.boundary}`);
+    this.check(
+        usage.prompt_cache_hit_tokens === reply.cached && report.boundary === reply.cached &&
+            held === reply.cached,
+        `${what}: cached_tokens ${reply.cached}, prompt_cache_hit_tokens ` +
+            `${usage.prompt_cache_hit_tokens}, boundary ${report.boundary}, by source ` +
+            JSON.stringify(sources));
+    this.check(
+        usage.prompt_cache_miss_tokens === usage.prompt_tokens - reply.cached &&
+            sources.computed === usage.prompt_tokens - reply.cached,
+        `${what}: ${usage.prompt_tokens} prompt tokens, ${reply.cached} cached, ` +
+            `prompt_cache_miss_tokens ${usage.prompt_cache_miss_tokens}, ` +
+            `computed ${sources.computed}`);
+    this.check(
+        report.tokens_matched >= report.boundary,
+        `${what}: matched ${report.tokens_matched} tokens, went on from ${report.boundary}`);
     return reply;
   }
   async ask(server, request, what, how) {
@@ -106,7 +115,8 @@ class Case {
 
   found(reply) {
     const {report, usage} = reply;
-    return `${reply.cached} of ${usage.prompt_tokens} found, ${report.tokens_matched} matched, ${report.reason}`;
+    return `${reply.cached} of ${usage.prompt_tokens} found, ` +
+        `${report.tokens_matched} matched, ${report.reason}`;
   }
 
   // Nothing runs, and every unit is back.
@@ -123,17 +133,26 @@ class Case {
   async end() {
     for (const server of this.servers) {
       if (server.child.exitCode !== null || server.child.signalCode !== null) continue;
-      this.check(await server.stop(), `the server did not end with status 0:\n${server.log.slice(-2000)}`);
+      this.check(
+          await server.stop(), `the server did not end with status 0:\n${server.log.slice(-2000)}`);
     }
   }
 }
 
 async function main() {
-  const cases = {...require('./reuse_cases.cjs'), ...require('./load_cases.cjs'),
-                 ...require('./tier_cases.cjs')};
+  const cases = {
+    ...require('./reuse_cases.cjs'),
+    ...require('./load_cases.cjs'),
+    ...require('./tier_cases.cjs')
+  };
   const shared = {right: new Map()};
   const wrong = [];
   let ran = 0;
+  // What a case that failed has left behind.
+  process.on('unhandledRejection', (error) => {
+    console.log(`    WRONG: ${error.stack}`);
+    wrong.push('a request that nobody waited for');
+  });
   for (const [name, body] of Object.entries(cases)) {
     if (!name.toLowerCase().includes(options.only.toLowerCase())) continue;
     ++ran;
@@ -151,7 +170,8 @@ async function main() {
       }
       if (shared.cold?.child.exitCode !== null) delete shared.cold;
     }
-    console.log(`  ${test.failures === 0 ? 'right' : 'WRONG'}, ${((performance.now() - began) / 1000).toFixed(1)} s`);
+    const seconds = ((performance.now() - began) / 1000).toFixed(1);
+    console.log(`  ${test.failures === 0 ? 'right' : 'WRONG'}, ${seconds} s`);
     if (test.failures > 0) wrong.push(name);
   }
   if (shared.cold) await shared.cold.stop();

@@ -6,199 +6,253 @@ const {randomSource} = require('./texts.cjs');
 const kBlock = 256;
 const blocksFor = (tokens) => Math.ceil(tokens / kBlock);
 
-module.exports = {
-  'B39: decodes hold the blocks their lengths need and give them back': async (test) => {
-    const streams = 64;
-    const tokens = test.long ? 8000 : 250;
-    const server = await test.serve('--max-num-seqs', streams, '--max-model-len', 16384,
-                                    '--kv-cache-memory', test.long ? 500e6 : 120e6);
-    const texts = await test.texts();
-    let most = 0;
-    let steps = 0;
-    const unwatch = server.watch(50, (m) => {
-      most = Math.max(most, m.blocks.used);
-      steps = m.steps;
-      // A prompt of 20 tokens and what it may generate.
-      test.check(m.slots.used <= streams && m.slots.used === m.running, `${m.slots.used} slots for ${m.running} sequences`);
-      test.check(m.blocks.used <= m.running * blocksFor(20 + tokens),
-                 `${m.blocks.used} blocks for ${m.running} sequences of at most ${20 + tokens} tokens`);
-    });
-    const replies = await Promise.all(Array.from({length: streams}, async (_, i) => {
-      const request = {prompt: texts.ids(3900 + i, 20), max_tokens: tokens, ignore_eos: true};
-      const reply = await test.ask(server, request, `stream ${i}`);
-      test.check(reply.usage.completion_tokens === tokens && reply.finish === 'length',
-                 `stream ${i}: ${reply.usage.completion_tokens} tokens, ${reply.finish}`);
-      return {request, reply};
-    }));
-    await unwatch();
-    test.check(most >= streams, `never more than ${most} blocks were seen in use`);
-    test.note(`at most ${most} blocks in use in ${steps} steps`);
-    await test.returned(server, 'after the decodes');
-    for (const i of test.long ? [0, 17, 63] : [17]) await test.same(replies[i].request, replies[i].reply, `stream ${i}`);
-  },
+async function decodes(test) {
+  const streams = 64;
+  const tokens = test.long ? 8000 : 250;
+  const server = await test.serve(
+      '--max-num-seqs', streams, '--max-model-len', 16384,
+      ...(test.long ? ['--kv-cache-memory', 650e6] : []));
+  const {blocks} = await server.metrics();
+  test.check(
+      blocks.total >= streams * blocksFor(20 + tokens),
+      `${blocks.total} blocks are not enough for this case`);
+  const texts = await test.texts();
+  let most = 0;
+  let steps = 0;
+  const unwatch = server.watch(50, (m) => {
+    most = Math.max(most, m.blocks.used);
+    steps = m.steps;
+    // A prompt of 20 tokens and what it may generate.
+    test.check(
+        m.slots.used <= streams && m.slots.used === m.running,
+        `${m.slots.used} slots for ${m.running} sequences`);
+    test.check(
+        m.blocks.used <= m.running * blocksFor(20 + tokens),
+        `${m.blocks.used} blocks for ${m.running} sequences of at most ${20 + tokens} tokens`);
+  });
+  const replies = await Promise.all(Array.from({length: streams}, async (_, i) => {
+    const request = {prompt: texts.ids(3900 + i, 20), max_tokens: tokens, ignore_eos: true};
+    const reply = await test.ask(server, request, `stream ${i}`);
+    test.check(
+        reply.usage.completion_tokens === tokens && reply.finish === 'length',
+        `stream ${i}: ${reply.usage.completion_tokens} tokens, ${reply.finish}`);
+    return {request, reply};
+  }));
+  await unwatch();
+  test.check(most >= streams, `never more than ${most} blocks were seen in use`);
+  test.check(steps < 1.2 * tokens + 100, `${steps} steps for ${tokens} tokens of every stream`);
+  test.note(`at most ${most} blocks in use, ${steps} steps`);
+  await test.returned(server, 'after the decodes');
+  for (const i of test.long ? [0, 17, 63] : [17])
+    await test.same(replies[i].request, replies[i].reply, `stream ${i}`);
+}
 
-  'B43: four times more work than memory, shared prefixes, a host tier: all of it ends': async (test) => {
-    // 12 sequences of up to 6 blocks where 18 fit.
-    const server = await test.serve('--max-num-seqs', 12, '--max-model-len', 2048, '--max-num-batched-tokens', 512,
-                                    '--kv-cache-memory', 2400e4, '--kv-host-size', 8e6);
-    const {blocks, hostBlocks} = await server.metrics();
-    test.check(12 * 6 >= 4 * blocks.total, `${blocks.total} blocks are too many for this case`);
-    const texts = await test.texts();
-    const prefixes = [4300, 4301, 4302, 4303].map((seed) => texts.ids(seed, 900));
-    const count = test.long ? 200 : 40;
-    const requests = Array.from({length: count}, (_, i) => ({
-      prompt: [...prefixes[i % 4], ...texts.ids(4400 + i, 60 + 7 * (i % 30))],
-      max_tokens: 40 + 13 * (i % 11), ignore_eos: true,
-    }));
-    // Every one of them, or a part: the cold texts take longest.
-    const compared = requests.filter((_, i) => i % (test.long ? 2 : 5) === 0);
-    const began = performance.now();
-    for (const request of compared) await test.right(request);
-    const alone = ((performance.now() - began) / 1000) * (count / compared.length);
-    let oldest = 0;
-    let highest = 0;
-    const unwatch = server.watch(50, (m) => {
-      oldest = Math.max(oldest, m.oldest);
-      highest = Math.max(highest, m.blocks.used);
-      test.check(m.blocks.used <= m.blocks.total, `${m.blocks.used} of ${m.blocks.total} blocks in use`);
-    });
-    const replies = await Promise.all(requests.map((request, i) => test.ask(server, request, `request ${i}`)));
-    await unwatch();
-    const end = await server.metrics();
-    for (const [i, request] of requests.entries()) {
-      test.check(replies[i].usage.completion_tokens === request.max_tokens, `request ${i}: ${replies[i].usage.completion_tokens} tokens`);
-      if (compared.includes(request)) await test.same(request, replies[i], `request ${i}`);
-    }
-    test.note(`${blocks.total} blocks (${highest} used), ${hostBlocks.total} of the host; oldest waiting ${oldest.toFixed(1)} s, ` +
-              `one after the other cold: ${alone.toFixed(1)} s; ${end.preemptions} preemptions, ${end.fromHost} tokens from the host`);
-    test.check(highest >= 0.9 * blocks.total, `memory was never full: ${highest} of ${blocks.total} blocks`);
-    test.check(oldest < 2 * alone + 2, `a request waited ${oldest} s; all of them one after the other take ${alone} s`);
-    await test.returned(server, 'after all of it');
-  },
+async function oversubscription(test) {
+  // What grows beyond the block of head room that admission counts is preempted.
+  const server = await test.serve(
+      '--max-num-seqs', 12, '--max-model-len', 2048, '--kv-cache-memory', 422e5, '--kv-host-size',
+      4e7);
+  const {blocks, hostBlocks} = await server.metrics();
+  test.check(
+      blocks.total >= 12 && 12 * 6 >= 4 * blocks.total,
+      `${blocks.total} blocks are not right for this case`);
+  const texts = await test.texts();
+  const prefixes = [4300, 4301, 4302, 4303].map((seed) => texts.ids(seed, 900));
+  const count = test.long ? 200 : 40;
+  const requests = Array.from({length: count}, (_, i) => {
+    const prompt = [...prefixes[i % 4], ...texts.ids(4400 + i, 60 + 7 * (i % 30))];
+    return {prompt, max_tokens: 40 + 35 * (i % 11), ignore_eos: true};
+  });
+  // Every one of them, or a part: the cold texts take longest.
+  const compared = requests.filter((_, i) => i % (test.long ? 2 : 5) === 0);
+  const began = performance.now();
+  for (const request of compared) await test.right(request);
+  const alone = ((performance.now() - began) / 1000) * (count / compared.length);
+  let oldest = 0;
+  let highest = 0;
+  const unwatch = server.watch(50, (m) => {
+    oldest = Math.max(oldest, m.oldest);
+    highest = Math.max(highest, m.blocks.used);
+    test.check(
+        m.blocks.used <= m.blocks.total, `${m.blocks.used} of ${m.blocks.total} blocks in use`);
+  });
+  const replies =
+      await Promise.all(requests.map((request, i) => test.ask(server, request, `request ${i}`)));
+  await unwatch();
+  const end = await server.metrics();
+  for (const [i, request] of requests.entries()) {
+    test.check(
+        replies[i].usage.completion_tokens === request.max_tokens,
+        `request ${i}: ${replies[i].usage.completion_tokens} tokens`);
+    if (compared.includes(request)) await test.same(request, replies[i], `request ${i}`);
+  }
+  test.note(
+      `${blocks.total} blocks (${highest} used), ${hostBlocks.total} of the host; oldest waiting ${
+          oldest.toFixed(1)} s, ` +
+      `one after the other cold: ${alone.toFixed(1)} s; ${end.preemptions} preemptions, ${
+          end.fromHost} tokens from the host`);
+  test.check(
+      end.preemptions > 0 && end.fromHost > 0, 'nothing was preempted or came from the host');
+  test.check(
+      highest >= 0.9 * blocks.total, `memory was never full: ${highest} of ${blocks.total} blocks`);
+  test.check(
+      oldest < 2 * alone + 2,
+      `a request waited ${oldest} s; all of them one after the other take ${alone} s`);
+  await test.returned(server, 'after all of it');
+}
 
-  'B50: as many tokens are admitted as the server prints': async (test) => {
-    const server = await test.serve('--max-num-seqs', 64, '--max-model-len', 4096,
-                                    '--kv-cache-memory', 2200e5);
-    const printed = server.log.match(/ blocks +[\d,]+ B .* ([\d,]+) x [\d,]+ B, ([\d,]+) tokens/);
-    if (!test.check(printed, `no line about blocks in the log:\n${server.log}`)) return;
-    const [units, tokens] = printed.slice(1).map((text) => Number(text.replaceAll(',', '')));
-    const {blocks} = await server.metrics();
-    test.check(blocks.total === units, `/metrics says ${blocks.total} blocks, the log ${units}`);
-    test.check(tokens === units * kBlock, `${units} blocks are ${units * kBlock} tokens, the log says ${tokens}`);
-    const texts = await test.texts();
-    // Each needs two blocks, from its prompt on to its end. The second time the cache is full of
-    // what the first left.
-    for (const round of [0, 1]) {
-      const cut = new AbortController();
-      const ends = Array.from({length: Math.floor(units / 2) + 2}, (_, i) => {
-        const prompt = texts.ids(5000 + 100 * round + i, 300);
-        return server.ask({prompt, max_tokens: 212, ignore_eos: true}, {signal: cut.signal})
+async function capacity(test) {
+  const server =
+      await test.serve('--max-num-seqs', 64, '--max-model-len', 4096, '--kv-cache-memory', 2200e5);
+  const printed = server.log.match(/ blocks +[\d,]+ B .* ([\d,]+) x [\d,]+ B, ([\d,]+) tokens/);
+  if (!test.check(printed, `no line about blocks in the log:\n${server.log}`)) return;
+  const [units, tokens] = printed.slice(1).map((text) => Number(text.replaceAll(',', '')));
+  const {blocks} = await server.metrics();
+  test.check(blocks.total === units, `/metrics says ${blocks.total} blocks, the log ${units}`);
+  test.check(
+      tokens === units * kBlock,
+      `${units} blocks are ${units * kBlock} tokens, the log says ${tokens}`);
+  const texts = await test.texts();
+  // Each needs two blocks, from its prompt on to its end. The second time the cache is full of
+  // what the first left.
+  for (const round of [0, 1]) {
+    const cut = new AbortController();
+    const ends = Array.from({length: Math.floor(units / 2) + 2}, (_, i) => {
+      const prompt = texts.ids(5000 + 100 * round + i, 300);
+      return server.ask({prompt, max_tokens: 212, ignore_eos: true}, {signal: cut.signal})
           .then(() => true, () => false);
-      });
-      let highest = 0;
-      let waiting = 0;
-      let ended = false;
-      Promise.race(ends).then(() => (ended = true));
-      while (!ended && highest < units - 1) {
-        const m = await server.metrics();
-        if (m.waiting > 0 && m.blocks.used > highest) {
-          highest = m.blocks.used;
-          waiting = m.waiting;
-        }
-        await pause(10);
+    });
+    let highest = 0;
+    let waiting = 0;
+    let ended = false;
+    Promise.race(ends).then(() => (ended = true));
+    while (!ended && highest < units - 1) {
+      const m = await server.metrics();
+      if (m.waiting > 0 && m.blocks.used > highest) {
+        highest = m.blocks.used;
+        waiting = m.waiting;
       }
-      cut.abort();
-      const finished = (await Promise.all(ends)).filter((whole) => whole).length;
-      test.note(`round ${round + 1}: ${highest} of ${units} blocks in use while ${waiting} requests wait` +
-                `${finished > 0 ? `, ${finished} had ended` : ''}`);
-      test.check(highest >= 0.95 * units, `only ${highest} of ${units} blocks were in use while requests waited`);
-      await test.returned(server, `round ${round + 1}`);
+      await pause(10);
     }
-  },
+    cut.abort();
+    const finished = (await Promise.all(ends)).filter((whole) => whole).length;
+    test.note(
+        `round ${round + 1}: ${highest} of ${units} blocks in use while ${waiting} requests wait` +
+        `${finished > 0 ? `, ${finished} had ended` : ''}`);
+    test.check(
+        highest >= 0.95 * units,
+        `only ${highest} of ${units} blocks were in use while requests waited`);
+    await test.returned(server, `round ${round + 1}`);
+  }
+}
 
-  'fairness: short requests beside a long prompt get their first token at once': async (test) => {
-    const lengths = test.long ? [100000, 458000] : [30000];
-    const server = await test.serve('--max-num-seqs', 8, '--max-model-len', test.long ? 524288 : 65536);
-    const texts = await test.texts();
-    for (const length of lengths) {
-      let done = false;
-      const request = {prompt: texts.ids(9000 + length, length), max_tokens: 8, ignore_eos: true};
-      const long = test.ask(server, request, `${length} tokens`).finally(() => (done = true));
-      while (!done && (await server.metrics()).running === 0) await pause(10);
-      let longest = 0;
-      const unwatch = server.watch(20, (m) => (longest = Math.max(longest, m.step)));
-      const ttft = [];
-      for (let i = 0; !done; ++i) {
-        const short = {prompt: texts.ids(9500 + (i % 1000), 30 + (i % 3) * 100), max_tokens: 4};
-        const reply = await test.ask(server, short, `short request ${i}`);
-        if (done) break;
-        ttft.push(reply.ttft ?? reply.seconds);
-        if (i === 3) await test.same(short, reply, 'a short request');
-        await pause(test.long ? 200 : 100);
-      }
-      const reply = await long;
-      await unwatch();
-      ttft.sort((a, b) => a - b);
-      const at = (share) => ttft[Math.min(ttft.length - 1, Math.floor(share * ttft.length))];
-      test.note(`${length} tokens in ${reply.seconds.toFixed(1)} s; meanwhile ${ttft.length} short requests, first token after ` +
-                `${at(0.5).toFixed(3)} s (median), ${at(0.99).toFixed(3)} s (99 %); a step takes at most ${longest.toFixed(3)} s`);
-      test.check(ttft.length >= 5, `only ${ttft.length} short requests fitted beside it`);
-      // The rest of the running step, and the one or two that compute it.
-      test.check(at(0.99) <= 4 * longest + 0.25, `first token after ${at(0.99)} s, a step takes ${longest} s`);
-      test.check(reply.usage.completion_tokens === 8, `the long request: ${reply.finish}`);
-      if (length <= 200000 && test.long) await test.same(request, reply, `${length} tokens`);
+async function fairness(test) {
+  const lengths = test.long ? [100000, 458000] : [30000];
+  const server =
+      await test.serve('--max-num-seqs', 8, '--max-model-len', test.long ? 524288 : 65536);
+  const texts = await test.texts();
+  for (const length of lengths) {
+    let done = false;
+    const request = {prompt: texts.ids(9000 + length, length), max_tokens: 8, ignore_eos: true};
+    const long = test.ask(server, request, `${length} tokens`).finally(() => (done = true));
+    while (!done && (await server.metrics()).running === 0) await pause(10);
+    let longest = 0;
+    const unwatch = server.watch(20, (m) => (longest = Math.max(longest, m.step)));
+    const ttft = [];
+    for (let i = 0; !done; ++i) {
+      const short = {prompt: texts.ids(9500 + (i % 1000), 30 + (i % 3) * 100), max_tokens: 4};
+      const reply = await test.ask(server, short, `short request ${i}`);
+      if (done) break;
+      ttft.push(reply.ttft ?? reply.seconds);
+      if (i === 3) await test.same(short, reply, 'a short request');
+      await pause(test.long ? 200 : 100);
     }
-  },
+    const reply = await long;
+    await unwatch();
+    ttft.sort((a, b) => a - b);
+    const at = (share) => ttft[Math.min(ttft.length - 1, Math.floor(share * ttft.length))];
+    test.note(
+        `${length} tokens in ${reply.seconds.toFixed(1)} s; meanwhile ${
+            ttft.length} short requests, first token after ` +
+        `${at(0.5).toFixed(3)} s (median), ${at(0.99).toFixed(3)} s (99 %); a step takes at most ${
+            longest.toFixed(3)} s`);
+    test.check(ttft.length >= 5, `only ${ttft.length} short requests fitted beside it`);
+    // The rest of the running step, and the one or two that compute it.
+    test.check(
+        at(0.99) <= 4 * longest + 0.25,
+        `first token after ${at(0.99)} s, a step takes ${longest} s`);
+    test.check(reply.usage.completion_tokens === 8, `the long request: ${reply.finish}`);
+    if (length <= 200000 && test.long) await test.same(request, reply, `${length} tokens`);
+  }
+}
 
-  'priority: what matters more passes the queue': async (test) => {
-    const server = await test.serve('--max-num-seqs', 1, '--max-model-len', 4096);
-    const texts = await test.texts();
-    const order = [];
-    const send = (name, priority, max_tokens) =>
-      test.ask(server, {prompt: texts.ids(8000 + order.length, 20), max_tokens, ignore_eos: true, priority}, name)
-        .then(() => order.push(name));
-    const all = [send('running', 0, 300)];
-    while ((await server.metrics()).running === 0) await pause(5);
-    for (const i of [1, 2, 3]) all.push(send(`later ${i}`, 1, 20));
-    while ((await server.metrics()).waiting < 3) await pause(5);
-    all.push(send('urgent', -1, 20));
-    await Promise.all(all);
-    test.check(order.indexOf('urgent') <= 1, `they ended in this order: ${order.join(', ')}`);
-    test.check(order.slice(-3).join() === 'later 1,later 2,later 3', `they ended in this order: ${order.join(', ')}`);
-  },
+async function priority(test) {
+  const server = await test.serve('--max-num-seqs', 1, '--max-model-len', 4096);
+  const texts = await test.texts();
+  const order = [];
+  let sent = 0;
+  const send = async (name, priority, max_tokens) => {
+    const prompt = texts.ids(8000 + sent++, 20);
+    await test.ask(server, {prompt, max_tokens, ignore_eos: true, priority}, name);
+    order.push(name);
+  };
+  const all = [send('running', 0, 300)];
+  while ((await server.metrics()).running === 0) await pause(5);
+  for (const i of [1, 2, 3]) all.push(send(`later ${i}`, 1, 20));
+  while ((await server.metrics()).waiting < 3) await pause(5);
+  all.push(send('urgent', -1, 20));
+  await Promise.all(all);
+  test.check(order.indexOf('urgent') <= 1, `they ended in this order: ${order.join(', ')}`);
+  test.check(
+      order.slice(-3).join() === 'later 1,later 2,later 3',
+      `they ended in this order: ${order.join(', ')}`);
+}
 
-  'B37: 200 streams cut at random while tiers move their rows: all units return': async (test) => {
-    const random = randomSource(37);
-    // 64 blocks on the device, fewer of the host, the rest on disk.
-    const server = await test.serve('--max-num-seqs', 4, '--max-model-len', 4096, '--kv-host-size', 8e6,
-                                    '--kv-disk-path', test.folder('disk'));
-    const texts = await test.texts();
-    const documents = Array.from({length: 8}, (_, i) => texts.ids(3700 + i, 3000));
-    for (const prompt of documents) await test.ask(server, {prompt, max_tokens: 2}, 'a document');
-    const cutOne = async (i) => {
-      const cut = new AbortController();
-      const prompt = [...documents[random.below(8)].slice(0, 300 + random.below(2700)), ...texts.ids(3800 + i, random.below(300))];
-      setTimeout(() => cut.abort(), random.below(500));
-      try {
-        await server.ask({prompt, max_tokens: 500, ignore_eos: true}, {signal: cut.signal});
-      } catch (error) {
-        if (error.name !== 'AbortError') throw error;
-      }
-    };
-    let next = 0;
-    await Promise.all(Array.from({length: 12}, async () => {
-      while (next < 200) await cutOne(next++);
-    }));
-    await test.returned(server, 'after 200 cut streams');
-    for (const i of [1, 4, 7]) {
-      const request = {prompt: [...documents[i], ...texts.ids(3950 + i, 40)], max_tokens: 12};
-      const reply = await test.ask(server, request, `document ${i}`);
-      test.check(reply.cached >= 2999, `document ${i}: ${test.found(reply)}`);
-      await test.same(request, reply, `document ${i}`);
+async function cutStreams(test) {
+  const random = randomSource(37);
+  // 64 blocks on the device, fewer of the host, the rest on disk.
+  const server = await test.serve(
+      '--max-num-seqs', 4, '--max-model-len', 4096, '--kv-host-size', 8e6, '--kv-disk-path',
+      test.folder('disk'));
+  const texts = await test.texts();
+  const documents = Array.from({length: 8}, (_, i) => texts.ids(3700 + i, 3000));
+  for (const prompt of documents) await test.ask(server, {prompt, max_tokens: 2}, 'a document');
+  const cutOne = async (i) => {
+    const cut = new AbortController();
+    const prompt = [
+      ...documents[random.below(8)].slice(0, 300 + random.below(2700)),
+      ...texts.ids(3800 + i, random.below(300))
+    ];
+    setTimeout(() => cut.abort(), random.below(500));
+    try {
+      await server.ask({prompt, max_tokens: 500, ignore_eos: true}, {signal: cut.signal});
+    } catch (error) {
+      if (error.name !== 'AbortError') throw error;
     }
-    const m = await server.metrics();
-    test.note(`tokens from the host ${m.fromHost}, from disk ${m.fromDisk}`);
-    test.check(m.fromHost > 0 && m.fromDisk > 0, 'a tier gave nothing, so nothing is proven');
-    await test.returned(server, 'in the end');
-  },
+  };
+  let next = 0;
+  await Promise.all(Array.from({length: 12}, async () => {
+    while (next < 200) await cutOne(next++);
+  }));
+  await test.returned(server, 'after 200 cut streams');
+  // Up and down: what the way up evicted last is in host memory, what it evicted first on disk.
+  for (const [n, i] of [0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 0].entries()) {
+    const request = {prompt: [...documents[i], ...texts.ids(3950 + n, 40)], max_tokens: 12};
+    const reply = await test.ask(server, request, `document ${i}`);
+    test.check(reply.cached >= 2999, `document ${i}: ${test.found(reply)}`);
+    if (n % 6 === 3) await test.same(request, reply, `document ${i}`);
+  }
+  const m = await server.metrics();
+  test.note(`tokens from the host ${m.fromHost}, from disk ${m.fromDisk}`);
+  test.check(m.fromHost > 0 && m.fromDisk > 0, 'a tier gave nothing, so nothing is proven');
+  await test.returned(server, 'in the end');
+}
+
+module.exports = {
+  'B39: decodes hold the blocks their lengths need and give them back': decodes,
+  'B43: four times more work than memory and a host tier: all of it ends': oversubscription,
+  'B50: as many tokens are admitted as the server prints': capacity,
+  'fairness: short requests beside a long prompt get their first token at once': fairness,
+  'priority: what matters more passes the queue': priority,
+  'B37: 200 streams cut at random while tiers move their rows: all units return': cutStreams,
 };

@@ -13,8 +13,10 @@ class Server {
   // Starts `binary serve` with these flags and waits until it is ready.
   static async start(binary, flags) {
     const server = new Server();
-    const all = ['serve', model, '--host', '127.0.0.1', '--port', '0', '--stall-seconds', '3600',
-                 '--unhealthy-seconds', '3600', '--max-body-size', '268435456', ...flags];
+    const all = [
+      'serve', model, '--host', '127.0.0.1', '--port', '0', '--stall-seconds', '3600',
+      '--unhealthy-seconds', '3600', '--max-body-size', '268435456', ...flags
+    ];
     const child = spawn(binary, all.map(String), {stdio: ['ignore', 'ignore', 'pipe']});
     alive.add(child);
     server.child = child;
@@ -29,8 +31,9 @@ class Server {
         const ready = server.log.match(/ready at (http:\/\/\S+)/);
         if (ready) resolve(ready[1]);
       });
-      server.exited.then((end) => reject(
-        new Error(`the server ended with ${JSON.stringify(end)}:\n${server.log}`)));
+      server.exited.then(
+          (end) =>
+              reject(new Error(`the server ended with ${JSON.stringify(end)}:\n${server.log}`)));
     });
     return server;
   }
@@ -48,7 +51,10 @@ class Server {
 
   async post(route, body, signal) {
     const response = await fetch(this.url + route, {
-      method: 'POST', headers: {'content-type': 'application/json'}, body: JSON.stringify(body), signal,
+      method: 'POST',
+      headers: {'content-type': 'application/json'},
+      body: JSON.stringify(body),
+      signal,
     });
     const text = await response.text();
     if (!response.ok) throw new Error(`${route}: ${response.status} ${text.slice(0, 300)}`);
@@ -58,14 +64,25 @@ class Server {
   // One greedy request, streamed unless `whole`. Resolves to what the reply says, in one shape for
   // both routes: text (reasoning and content apart as well), logprobs, finish, usage, report (the
   // explain object), ttft in seconds.
-  async ask(request, {whole = false, signal, watch} = {}) {
+  async ask(request, {whole = false, signal} = {}) {
     const chat = request.messages !== undefined;
-    const body = {temperature: 0, ...request, logprobs: chat ? true : 0,
-                  fathom: {explain: true, ...request.fathom}};
+    const body = {
+      temperature: 0,
+      ...request,
+      logprobs: chat ? true : 0,
+      fathom: {explain: true, ...request.fathom}
+    };
     if (chat) body.top_logprobs = 0;
     const route = chat ? '/v1/chat/completions' : '/v1/completions';
-    const reply = {content: '', reasoning: '', logprobs: [], finish: null, usage: null, report: null,
-                   ttft: null};
+    const reply = {
+      content: '',
+      reasoning: '',
+      logprobs: [],
+      finish: null,
+      usage: null,
+      report: null,
+      ttft: null
+    };
     const take = (choice, message) => {
       reply.content += message.content ?? choice.text ?? '';
       reply.reasoning += message.reasoning_content ?? '';
@@ -92,7 +109,6 @@ class Server {
         }
         reply.usage = chunk.usage ?? reply.usage;
         reply.report = chunk.fathom ?? reply.report;
-        watch?.(reply);
       }
     }
     reply.seconds = (performance.now() - began) / 1000;
@@ -102,9 +118,12 @@ class Server {
   }
 
   // The events of a stream, parsed.
-  async *events(route, body, signal) {
+  async * events(route, body, signal) {
     const response = await fetch(this.url + route, {
-      method: 'POST', headers: {'content-type': 'application/json'}, body: JSON.stringify(body), signal,
+      method: 'POST',
+      headers: {'content-type': 'application/json'},
+      body: JSON.stringify(body),
+      signal,
     });
     if (!response.ok) {
       throw new Error(`${route}: ${response.status} ${(await response.text()).slice(0, 300)}`);
@@ -131,13 +150,20 @@ class Server {
       if (!line) throw new Error(`/metrics has no ${name} ${label}`);
       return Number(line.split(' ').pop());
     };
-    const pool = (name) => ({used: value('pool_units_used', `pool="${name}"`),
-                             total: value('pool_units_total', `pool="${name}"`)});
+    const pool = (name) => ({
+      used: value('pool_units_used', `pool="${name}"`),
+      total: value('pool_units_total', `pool="${name}"`)
+    });
     return {
-      running: value('num_requests_running'), waiting: value('num_requests_waiting'),
-      oldest: value('oldest_waiting_seconds'), step: value('last_step_seconds'),
-      preemptions: value('num_preemptions_total'), steps: value('engine_steps_total'),
-      blocks: pool('blocks'), slots: pool('slots'), hostBlocks: pool('host_blocks'),
+      running: value('num_requests_running'),
+      waiting: value('num_requests_waiting'),
+      oldest: value('oldest_waiting_seconds'),
+      step: value('last_step_seconds'),
+      preemptions: value('num_preemptions_total'),
+      steps: value('engine_steps_total'),
+      blocks: pool('blocks'),
+      slots: pool('slots'),
+      hostBlocks: pool('host_blocks'),
       fromHost: value('prompt_tokens_by_source_total', 'source="host"'),
       fromDisk: value('prompt_tokens_by_source_total', 'source="disk"'),
     };
@@ -146,15 +172,19 @@ class Server {
   // Calls `see` with the metrics every `ms` until the returned function is called.
   watch(ms, see) {
     let live = true;
-    const loop = (async () => {
+    let failure = null;
+    const loop = async () => {
       while (live) {
         see(await this.metrics());
         await pause(ms);
       }
-    })();
+    };
+    // A server that has gone is the case's to report.
+    const ended = loop().catch((error) => (failure = error));
     return async () => {
       live = false;
-      await loop;
+      await ended;
+      if (failure !== null) throw failure;
     };
   }
 }
