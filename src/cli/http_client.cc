@@ -14,6 +14,7 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <exception>
+#include <utility>
 
 namespace fathom {
 namespace {
@@ -89,7 +90,7 @@ Expected<HttpReply> HttpGet(const std::string& url, const std::string& target,
     asio::io_context io;
     asio::co_spawn(io, Get(std::move(parsed), target, api_key, limit),
                    [&](std::exception_ptr error, HttpReply got) {
-                     failure = error;
+                     failure = std::move(error);
                      reply = std::move(got);
                    });
     io.run();
