@@ -73,7 +73,6 @@ PrefixNode* PrefixCache::AddNode(PrefixNode* parent, const BlockHash& hash,
   node->parent = parent;
   node->end = parent->end + options_.block_tokens;
   node->tokens.assign(tokens.begin(), tokens.end());
-  node->used = parent->used;
   parent->children.push_back(node);
   nodes_.emplace(hash, std::move(owned));
   if (parent->parent == nullptr) ++first_blocks_[hasher_.Next(hasher_.Root(""), tokens)];
