@@ -196,6 +196,7 @@ void DiskTier::Forget(SegmentId id, double now) {
 void DiskTier::DropPlace(PrefixNode* node) {
   if (!node->disk.there()) return;
   node->disk = {};
+  cache_.Announce(node);
   --cache_.stats_.disk_nodes;
 }
 

@@ -104,6 +104,7 @@ void PrefixCache::RemoveNode(PrefixNode* top, double now) {
     Place(&device_blocks_, &node->in_device_blocks, std::nullopt);
     Place(&host_blocks_, &node->in_host_blocks, std::nullopt);
     --stats_.nodes;
+    FATHOM_CHECK(!node->told);
     nodes_.erase(BlockHash(node->hash));
     if (parent->parent == nullptr) DropRoot(parent);
     else Refresh(parent);
@@ -168,7 +169,7 @@ void PrefixCache::CountBundle(PrefixNode* node, int change) {
   }
   // Parents are announced before their children.
   for (auto it = stored.rbegin(); it != stored.rend(); ++it) {
-    Announce(*it, CacheEvent::Kind::kStored);
+    Announce(*it);
   }
 }
 
@@ -176,23 +177,35 @@ void PrefixCache::UpdateResumable(PrefixNode* node, std::vector<PrefixNode*>* st
   if (node->parent == nullptr || node->resumable() == node->announced) return;
   node->announced = node->resumable();
   if (node->announced) stored->push_back(node);
-  else Announce(node, CacheEvent::Kind::kRemoved);
+  else Announce(node);
   Refresh(node);
   RefreshBundles(node->parent);  // they may lie inside a path now, or at its end
 }
 
-void PrefixCache::Announce(PrefixNode* node, CacheEvent::Kind kind) {
+void PrefixCache::Announce(PrefixNode* node) {
   if (!options_.events) return;
+  std::optional<CacheTier> tier;
+  if (node->announced && node->device) tier = CacheTier::kDevice;
+  else if (node->announced && node->host) tier = CacheTier::kHost;
+  else if (node->announced && node->disk.there()) tier = CacheTier::kDisk;
+  if (tier == node->told) return;
   CacheEvent event;
-  event.kind = kind;
-  event.tier = node->device ? CacheTier::kDevice : node->host ? CacheTier::kHost : CacheTier::kDisk;
   event.hash = node->hash;
-  if (kind == CacheEvent::Kind::kStored) {
+  // Where it is now before where it was: its children always have a parent.
+  if (tier) {
+    event.tier = *tier;
     event.parent = node->parent->hash;
     event.first = node->parent->parent == nullptr;
     event.tokens = node->tokens;
+    events_.push_back(event);
   }
-  events_.push_back(std::move(event));
+  if (node->told) {
+    event.kind = CacheEvent::Kind::kRemoved;
+    event.tier = *node->told;
+    event.tokens.clear();
+    events_.push_back(std::move(event));
+  }
+  node->told = tier;
 }
 
 // --- where a node's rows are ---
@@ -201,9 +214,8 @@ void PrefixCache::SetDevice(PrefixNode* node, BlockId block) {
   FATHOM_CHECK(!node->device && holder_[static_cast<size_t>(block.value)] == nullptr);
   blocks_.RetainCached(block);
   holder_[static_cast<size_t>(block.value)] = node;
-  if (node->announced) Announce(node, CacheEvent::Kind::kRemoved);  // from the tier it was in
   node->device = block;
-  if (node->announced) Announce(node, CacheEvent::Kind::kStored);
+  Announce(node);
   ++node->parent->device_children;
   if (!node->host) ++node->parent->memory_children;
   RefreshBundles(node->parent);  // a tail may be this block
@@ -214,10 +226,9 @@ void PrefixCache::SetDevice(PrefixNode* node, BlockId block) {
 void PrefixCache::DropDevice(PrefixNode* node) {
   const BlockId block = *node->device;
   holder_[static_cast<size_t>(block.value)] = nullptr;
-  if (node->announced) Announce(node, CacheEvent::Kind::kRemoved);
   node->device.reset();
   blocks_.ReleaseCached(block);
-  if (node->announced && node->resident()) Announce(node, CacheEvent::Kind::kStored);
+  Announce(node);
   --node->parent->device_children;
   if (!node->host) --node->parent->memory_children;
   RefreshBundles(node->parent);
@@ -228,6 +239,7 @@ void PrefixCache::DropDevice(PrefixNode* node) {
 void PrefixCache::DropHost(PrefixNode* node) {
   host_->blocks.Release(*node->host);
   node->host.reset();
+  Announce(node);
   --stats_.host_blocks;
   if (!node->device) --node->parent->memory_children;
   Refresh(node);
@@ -456,6 +468,14 @@ void PrefixCache::Clear(double now) {
   if (options_.events) {
     events_.clear();
     events_.push_back({.kind = CacheEvent::Kind::kCleared});
+    // What is being moved at the moment stays, and is told again, parents first.
+    std::vector<PrefixNode*> left;
+    for (const auto& [hash, node] : nodes_) left.push_back(node.get());
+    std::ranges::sort(left, {}, &PrefixNode::end);
+    for (PrefixNode* node : left) {
+      node->told.reset();
+      if (node->parent != nullptr) Announce(node);
+    }
   }
 }
 

@@ -227,7 +227,7 @@ class PrefixCache {
   bool BringUp(PrefixNode* node, double now);  // to device memory
   bool BringUp(PrefixBundle* bundle, double now);
   void Bury(const BlockHash& hash, double now);  // remembers when a block was dropped
-  void Announce(PrefixNode* node, CacheEvent::Kind kind);
+  void Announce(PrefixNode* node);  // what of its place and use the events have not told
   void Explain(const std::vector<PrefixNode*>& chain, std::span<const TokenId> tokens, double now,
                PrefixMatch* match) const;
   void CountSources(PrefixMatch* match) const;

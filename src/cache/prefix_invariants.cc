@@ -48,6 +48,7 @@ void PrefixCache::CheckInvariants() const {
     if (node.parent == nullptr) continue;
     ++nodes;
     FATHOM_CHECK(node.resident() && node.announced == node.resumable());
+    FATHOM_CHECK(!options_.events || node.told.has_value() == node.announced);
     FATHOM_CHECK(!node.device || node.parent->parent == nullptr || node.parent->device);
     if (node.device) {
       ++cached[node.device->value];

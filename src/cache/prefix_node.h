@@ -55,10 +55,11 @@ struct PrefixNode {
   int64_t users = 0;            // roots: open paths
   double used = 0;
   int busy = 0;
-  int loading = 0;             // being read from disk
-  bool from_disk = false;      // read since it was last used
-  bool announced = false;      // as resumable, in the events
-  double bundle_evicted = -1;  // when a bundle of this node was last dropped for want of room
+  int loading = 0;                // being read from disk
+  bool from_disk = false;         // read since it was last used
+  bool announced = false;         // as resumable, in the events
+  std::optional<CacheTier> told;  // where the events say that it is
+  double bundle_evicted = -1;     // when a bundle of this node was last dropped for want of room
   std::optional<EvictionItem> in_device_blocks, in_host_blocks;
 
   bool resumable() const { return bundles_below + static_cast<int64_t>(bundles.size()) > 0; }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <set>
 
 #include "cache/prefix_cache.h"
 #include "core/status.h"
@@ -39,9 +40,12 @@ class World {
         slots_(nullptr, 1, 5),
         bundles_(nullptr, 1, 9),
         host_{{nullptr, 1, 16}, {nullptr, 1, 6}},
-        cache_(
-            {.block_tokens = kBlockTokens, .bundle_interval = 8, .min_save = 1, .rebuild = rebuild},
-            blocks_, bundles_, host ? &host_ : nullptr, &ops_),
+        cache_({.block_tokens = kBlockTokens,
+                .bundle_interval = 8,
+                .min_save = 1,
+                .rebuild = rebuild,
+                .events = true},
+               blocks_, bundles_, host ? &host_ : nullptr, &ops_),
         block_memory_(24),
         host_memory_(16),
         slot_memory_(5),
@@ -60,6 +64,7 @@ class World {
     else if (dice == 95) Pressure();
     else if (dice == 96 && Draw(50) == 0) cache_.Clear(now_);
     Run();
+    FollowEvents();
   }
 
   void End() {
@@ -74,6 +79,8 @@ class World {
     EXPECT_EQ(host_.blocks.free_count(), host_.blocks.capacity());
     EXPECT_EQ(host_.bundles.free_count(), host_.bundles.capacity());
     EXPECT_EQ(cache_.stats().nodes, 0);
+    FollowEvents();
+    EXPECT_TRUE(announced_.empty());
     cache_.CheckInvariants();
   }
 
@@ -85,6 +92,26 @@ class World {
   int Draw(int below) { return static_cast<int>(random_() % static_cast<uint64_t>(below)); }
   Sequence& Any() {
     return *running_[static_cast<size_t>(Draw(static_cast<int>(running_.size())))];
+  }
+
+  // What a router makes of the events: nothing is stored twice or removed without having been
+  // stored, and no block is stored before its parent.
+  void FollowEvents() {
+    for (const CacheEvent& event : cache_.TakeEvents()) {
+      if (event.kind == CacheEvent::Kind::kCleared) {
+        announced_.clear();
+        continue;
+      }
+      const std::pair<BlockHash, CacheTier> place{event.hash, event.tier};
+      if (event.kind == CacheEvent::Kind::kRemoved) {
+        ASSERT_EQ(announced_.erase(place), 1u);
+        continue;
+      }
+      ASSERT_TRUE(announced_.insert(place).second);
+      if (event.first) continue;
+      const auto parent = announced_.lower_bound({event.parent, CacheTier::kDevice});
+      ASSERT_TRUE(parent != announced_.end() && parent->first == event.parent);
+    }
   }
 
   // A prompt of its own, or one that follows another sequence's for a while.
@@ -285,6 +312,7 @@ class World {
   PrefixCache cache_;
   std::vector<Tokens> block_memory_, host_memory_, slot_memory_, bundle_memory_,
       host_bundle_memory_;
+  std::set<std::pair<BlockHash, CacheTier>> announced_;
   std::vector<std::unique_ptr<Sequence>> running_;
 };
 
