@@ -433,15 +433,26 @@ void PrefixCache::Leave(PrefixPath* path, std::vector<BlockId>* table, double no
   DropRoot(root);
 }
 
-void PrefixCache::Keep(const PrefixPath& path, double until) {
+void PrefixCache::Keep(const PrefixPath& path, int64_t prompt_end, double until) {
   Touch(path.node, until);
+  const auto keep = [until](PrefixBundle* bundle) {
+    bundle->used = std::max(bundle->used, until);
+    bundle->kept = true;
+  };
   PrefixBundle* last = nullptr;
   for (const auto& bundle : path.node->bundles) {
     if (last == nullptr || bundle->tokens > last->tokens) last = bundle.get();
   }
-  if (last == nullptr) return;
-  last->used = std::max(last->used, until);
-  Refresh(last);
+  if (last != nullptr) keep(last);
+  RefreshBundles(path.node);
+  for (PrefixNode* node = path.node; node != nullptr; node = node->parent) {
+    if (node->end > prompt_end) continue;
+    for (const auto& bundle : node->bundles) {
+      if (bundle->tokens == prompt_end) keep(bundle.get());
+    }
+    RefreshBundles(node);
+    break;
+  }
 }
 
 void PrefixCache::Clear(double now) {

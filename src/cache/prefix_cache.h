@@ -165,8 +165,9 @@ class PrefixCache {
   // The sequence gives its references back; blocks that are in the index stay as evictable ones.
   void Leave(PrefixPath* path, std::vector<BlockId>* table, double now);
 
-  // Retains the path, from `node` up, until `until`.
-  void Keep(const PrefixPath& path, double until);
+  // Retains the path, from `node` up, until `until`, with its last bundle and the one at the end of
+  // the prompt, where a session that drops its reasoning goes on.
+  void Keep(const PrefixPath& path, int64_t prompt_end, double until);
 
   // A free block, evicting if need be. nullopt: everything is held by sequences.
   std::optional<BlockId> AllocateBlock(double now);

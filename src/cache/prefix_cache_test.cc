@@ -28,7 +28,7 @@ class Small {
       cache_.Extend(&path, tokens, at, &table);
       cache_.Save(path, tokens, at, table, SlotId{0}, now);
     }
-    if (keep_until > 0) cache_.Keep(path, keep_until);
+    if (keep_until > 0) cache_.Keep(path, length - 1, keep_until);
     cache_.Leave(&path, &table, now);
     cache_.CheckInvariants();
     return from;

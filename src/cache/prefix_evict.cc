@@ -31,7 +31,7 @@ void PrefixCache::Place(Order* order, std::optional<EvictionItem>* at,
 
 // Inside a path that goes on to another bundle, and no place where requests part.
 bool PrefixCache::Interior(const PrefixBundle& bundle) {
-  if (bundle.junction) return false;
+  if (bundle.junction || bundle.kept) return false;
   const PrefixNode& node = *bundle.node;
   if (bundle.tail.empty() && node.bundles_below > 0) return true;
   if (node.bundles.size() + node.children.size() > kCompared) return false;

@@ -28,6 +28,7 @@ struct PrefixBundle {
   std::optional<BlockId> tail_device, tail_host;
   DiskPlace disk, tail_disk;
   double used = 0;
+  bool kept = false;       // an end that a retained session may come back to: never interior
   bool junction = false;   // requests were seen to go on from here differently
   int busy = 0;            // being brought up or read: in no order of eviction
   int loading = 0;         // being read from disk

@@ -59,7 +59,7 @@ class World {
     else if (dice < 18 && !running_.empty()) Start(&Any());
     else if (dice < 75 && !running_.empty()) Advance(Any());
     else if (dice < 80 && !running_.empty()) RollBack(Any());
-    else if (dice < 83 && !running_.empty()) cache_.Keep(Any().path, now_ + Draw(50));
+    else if (dice < 83 && !running_.empty()) cache_.Keep(Any().path, 1 + Draw(20), now_ + Draw(50));
     else if (dice < 95 && !running_.empty()) Finish(Draw(static_cast<int>(running_.size())));
     else if (dice == 95) Pressure();
     else if (dice == 96 && Draw(50) == 0) cache_.Clear(now_);

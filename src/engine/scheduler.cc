@@ -56,7 +56,8 @@ void Scheduler::Remove(Sequence* sequence, bool save) {
     disk_->Persist(sequence->path, sequence->tokens, sequence->request.session);
   }
   if (cache_ != nullptr && sequence->request.retain_seconds > 0 && sequence->computed > 0) {
-    cache_->Keep(sequence->path, now_ + sequence->request.retain_seconds);
+    cache_->Keep(sequence->path, sequence->prompt_tokens - 1,
+                 now_ + sequence->request.retain_seconds);
   }
   ReleaseUnits(sequence);
 }
