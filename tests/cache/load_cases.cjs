@@ -151,7 +151,7 @@ async function capacity(test) {
 }
 
 async function fairness(test) {
-  const lengths = test.long ? [100000, 458000] : [30000];
+  const lengths = test.long ? [100000, 458000] : [20000];
   const server =
       await test.serve('--max-num-seqs', 8, '--max-model-len', test.long ? 524288 : 65536);
   const texts = await test.texts();

@@ -85,7 +85,7 @@ async function kill(test) {
           if (--awaited === 0) heard();
           if (reply.report.tokens_by_source.disk > 0) ++warm;
           if (++asked % 8 === 0) await test.same(request, reply, what);
-          lengths[who] = lengths[who] > 5000 ? 400 + random.below(300) :
+          lengths[who] = lengths[who] > 2500 ? 400 + random.below(300) :
                                                lengths[who] + 100 + random.below(400);
         }
       } catch (error) {
