@@ -8,13 +8,13 @@ const blocksFor = (tokens) => Math.ceil(tokens / kBlock);
 
 async function decodes(test) {
   const streams = 64;
-  const tokens = test.long ? 8000 : 250;
+  const tokens = test.long ? 8000 : 200;
   const server = await test.serve(
       '--max-num-seqs', streams, '--max-model-len', 16384,
       ...(test.long ? ['--kv-cache-memory', 650e6] : []));
   const {blocks} = await server.metrics();
   test.check(
-      blocks.total >= streams * blocksFor(20 + tokens),
+      blocks.total >= streams * blocksFor(60 + tokens),
       `${blocks.total} blocks are not enough for this case`);
   const texts = await test.texts();
   let most = 0;
@@ -22,16 +22,16 @@ async function decodes(test) {
   const unwatch = server.watch(50, (m) => {
     most = Math.max(most, m.blocks.used);
     steps = m.steps;
-    // A prompt of 20 tokens and what it may generate.
+    // A prompt of 60 tokens and what it may generate.
     test.check(
         m.slots.used <= streams && m.slots.used === m.running,
         `${m.slots.used} slots for ${m.running} sequences`);
     test.check(
-        m.blocks.used <= m.running * blocksFor(20 + tokens),
-        `${m.blocks.used} blocks for ${m.running} sequences of at most ${20 + tokens} tokens`);
+        m.blocks.used <= m.running * blocksFor(60 + tokens),
+        `${m.blocks.used} blocks for ${m.running} sequences of at most ${60 + tokens} tokens`);
   });
   const replies = await Promise.all(Array.from({length: streams}, async (_, i) => {
-    const request = {prompt: texts.ids(3900 + i, 20), max_tokens: tokens, ignore_eos: true};
+    const request = {prompt: texts.ids(3900 + i, 60), max_tokens: tokens, ignore_eos: true};
     const reply = await test.ask(server, request, `stream ${i}`);
     test.check(
         reply.usage.completion_tokens === tokens && reply.finish === 'length',
@@ -55,7 +55,7 @@ async function oversubscription(test) {
   const {blocks, hostBlocks} = await server.metrics();
   const texts = await test.texts();
   const prefixes = [4300, 4301].map((seed) => texts.ids(seed, 300));
-  const count = test.long ? 200 : 28;
+  const count = test.long ? 200 : 24;
   const requests = Array.from({length: count}, (_, i) => {
     const prompt = [...prefixes[i % 2], ...texts.ids(4400 + i, 60 + 7 * (i % 30))];
     return {prompt, max_tokens: 350 + 10 * (i % 11), ignore_eos: true};
@@ -64,7 +64,7 @@ async function oversubscription(test) {
   for (const {prompt, max_tokens} of requests) wanted += blocksFor(prompt.length + max_tokens) - 1;
   test.check(wanted >= 4 * blocks.total, `${wanted} blocks wanted of ${blocks.total} are too few`);
   // Every one of them, or a part: the cold texts take longest.
-  const compared = requests.filter((_, i) => i % (test.long ? 3 : 7) === 0);
+  const compared = requests.filter((_, i) => i % (test.long ? 3 : 12) === 0);
   const began = performance.now();
   for (const request of compared) await test.right(request);
   const alone = ((performance.now() - began) / 1000) * (count / compared.length);
@@ -80,7 +80,8 @@ async function oversubscription(test) {
       await Promise.all(requests.map((request, i) => test.ask(server, request, `request ${i}`)));
   await unwatch();
   // What ended a while ago has moved to the host.
-  for (const request of compared.slice(-2)) {
+  for (const i of [count - 6, count - 7, count - 8]) {
+    const request = {...requests[i], max_tokens: 8};
     await test.same(request, await test.ask(server, request, 'asked again'), 'asked again');
   }
   const end = await server.metrics();
@@ -151,7 +152,7 @@ async function capacity(test) {
 }
 
 async function fairness(test) {
-  const lengths = test.long ? [100000, 458000] : [20000];
+  const lengths = test.long ? [100000, 458000] : [16000];
   const server =
       await test.serve('--max-num-seqs', 8, '--max-model-len', test.long ? 524288 : 65536);
   const texts = await test.texts();
@@ -214,17 +215,17 @@ async function priority(test) {
 
 async function cutStreams(test) {
   const random = randomSource(37);
-  // 64 blocks on the device, fewer of the host, the rest on disk.
+  // 32 blocks on the device, fewer of the host, the rest on disk.
   const server = await test.serve(
-      '--max-num-seqs', 4, '--max-model-len', 4096, '--kv-host-size', 8e6, '--kv-disk-path',
+      '--max-num-seqs', 2, '--max-model-len', 4096, '--kv-host-size', 12e6, '--kv-disk-path',
       test.folder('disk'));
   const texts = await test.texts();
-  const documents = Array.from({length: 8}, (_, i) => texts.ids(3700 + i, 3000));
+  const documents = Array.from({length: 8}, (_, i) => texts.ids(3700 + i, 2000));
   for (const prompt of documents) await test.ask(server, {prompt, max_tokens: 2}, 'a document');
   const cutOne = async (i) => {
     const cut = new AbortController();
     const prompt = [
-      ...documents[random.below(8)].slice(0, 300 + random.below(2700)),
+      ...documents[random.below(8)].slice(0, 300 + random.below(1700)),
       ...texts.ids(3800 + i, random.below(300))
     ];
     setTimeout(() => cut.abort(), random.below(500));
@@ -235,7 +236,7 @@ async function cutStreams(test) {
     }
   };
   let next = 0;
-  await Promise.all(Array.from({length: 12}, async () => {
+  await Promise.all(Array.from({length: 24}, async () => {
     while (next < 200) await cutOne(next++);
   }));
   await test.returned(server, 'after 200 cut streams');
@@ -243,8 +244,8 @@ async function cutStreams(test) {
   for (const [n, i] of [0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2, 1, 0].entries()) {
     const request = {prompt: [...documents[i], ...texts.ids(3950 + n, 40)], max_tokens: 12};
     const reply = await test.ask(server, request, `document ${i}`);
-    test.check(reply.cached >= 2999, `document ${i}: ${test.found(reply)}`);
-    if (n % 6 === 3) await test.same(request, reply, `document ${i}`);
+    test.check(reply.cached >= 1999, `document ${i}: ${test.found(reply)}`);
+    if (n % 8 === 3) await test.same(request, reply, `document ${i}`);
   }
   const m = await server.metrics();
   test.note(`tokens from the host ${m.fromHost}, from disk ${m.fromDisk}`);

@@ -22,7 +22,7 @@ async function restart(test) {
   const texts = await test.texts();
   const talks = [];
   let server = await test.serve(...flags);
-  for (const [i, length] of [70, 300, 1031, 2048, 4100].entries()) {
+  for (const [i, length] of [70, 300, 1031, 2048, 2900].entries()) {
     const prompt = texts.ids(100 + i, length);
     await test.ask(server, {prompt, max_tokens: 8}, `session ${i}`);
     talks.push(prompt);
@@ -69,7 +69,7 @@ async function kill(test) {
   const lengths = [400, 700, 1000];
   let asked = 0;
   let warm = 0;
-  for (let round = 0; round < (test.long ? 60 : 20); ++round) {
+  for (let round = 0; round < (test.long ? 60 : 12); ++round) {
     const server =
         await test.serve('--max-num-seqs', 4, '--max-model-len', 8192, '--kv-disk-path', folder);
     let killed = false;
@@ -94,7 +94,7 @@ async function kill(test) {
     }));
     // What a request leaves is written when it has ended.
     await Promise.race([some, sessions]);
-    await pause(random.below(400));
+    await pause(random.below(300));
     killed = true;
     await server.kill();
     await sessions;
@@ -122,7 +122,7 @@ async function sharedFolder(test) {
   const servers = [await test.serve(...flags), await test.serve(...flags)];
   const document = texts.ids(555, 4000);
   let length = 700;
-  for (let turn = 0; turn < 6; ++turn, length += 150) {
+  for (let turn = 0; turn < 4; ++turn, length += 150) {
     const request = {prompt: document.slice(0, length), max_tokens: 6};
     const reply = await test.ask(servers[turn % 2], request, `turn ${turn + 1}`);
     if (turn % 3 === 2) await test.same(request, reply, `turn ${turn + 1}`);
