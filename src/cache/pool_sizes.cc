@@ -24,15 +24,8 @@ int64_t Largest(int64_t most, Fits&& fits) {
   return low;
 }
 
-// Blocks and slots, and the bundles that go with so many of them.
 PoolSizes WithBlocks(const Geometry& geometry, const PoolDemand& demand, int64_t blocks) {
-  PoolSizes pools{blocks, demand.slots, 0};
-  if (demand.bundles) {
-    const int64_t tokens = blocks * geometry.options.block_tokens;
-    pools.bundles = std::clamp(kBundlesPerSlot * demand.slots + tokens / kTokensPerBundle,
-                               BundlesKept(demand.context), kMostUnits);
-  }
-  return pools;
+  return {blocks, demand.slots, BundlesFor(geometry, demand, blocks)};
 }
 
 }  // namespace
@@ -49,6 +42,13 @@ int64_t PoolSizes::bytes(const Geometry& geometry) const {
 int64_t BundlesKept(int64_t tokens) {
   const auto intervals = static_cast<uint64_t>(std::max<int64_t>(tokens / kBundleInterval, 1));
   return 2 + 2 * (static_cast<int64_t>(std::bit_width(intervals)) - 1);
+}
+
+int64_t BundlesFor(const Geometry& geometry, const PoolDemand& demand, int64_t blocks) {
+  if (!demand.bundles) return 0;
+  const int64_t tokens = blocks * geometry.options.block_tokens;
+  return std::clamp(kBundlesPerSlot * demand.slots + tokens / kTokensPerBundle,
+                    BundlesKept(demand.context), kMostUnits);
 }
 
 PoolSizes LeastPools(const Geometry& geometry, const PoolDemand& demand) {

@@ -42,6 +42,10 @@ int64_t BundleUnitBytes(const Geometry& geometry);
 // from the end in bundle intervals: 20 for 1,048,576 tokens.
 int64_t BundlesKept(int64_t tokens);
 
+// Bundles that go with so many blocks, in [BundlesKept(demand.context), 2^31 - 1]; 0 where the
+// demand wants none.
+int64_t BundlesFor(const Geometry& geometry, const PoolDemand& demand, int64_t blocks);
+
 // What the demand cannot do without.
 PoolSizes LeastPools(const Geometry& geometry, const PoolDemand& demand);
 

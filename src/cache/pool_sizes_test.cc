@@ -43,6 +43,14 @@ TEST_F(PoolSizesTest, BundlesGiveWayToTheBlocksThatAreNeeded) {
   EXPECT_EQ(ample.bundles, 4 * 64 + ample.blocks / 16);
 }
 
+TEST_F(PoolSizesTest, BundlesStayWithinTheirIds) {
+  const Geometry geometry = Flash();
+  constexpr int64_t kMost = 2'147'483'647;
+  EXPECT_EQ(BundlesFor(geometry, {.context = kMillion, .slots = kMost}, kMost), kMost);
+  EXPECT_EQ(BundlesFor(geometry, {.context = kMillion, .slots = 1}, 1), BundlesKept(kMillion));
+  EXPECT_EQ(BundlesFor(geometry, {.context = 300, .slots = 64, .bundles = false}, 100), 0);
+}
+
 TEST_F(PoolSizesTest, SequencesAreLimitedByBlocksAndSlots) {
   const Geometry geometry = Flash();
   const PoolSizes pools{.blocks = 100, .slots = 8, .bundles = 0};

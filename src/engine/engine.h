@@ -35,7 +35,7 @@ struct EngineOptions {
 
   // Prefix reuse.
   bool prefix_caching = true;
-  int32_t num_bundles = -1;        // BundlePool size; -1: DefaultBundles
+  int32_t num_bundles = -1;        // BundlePool size; -1: BundlesFor (cache/pool_sizes.h)
   int64_t bundle_interval = 2048;  // tokens, rounded up to whole blocks
   HashAlgorithm prefix_hash = HashAlgorithm::kXxh3;
   // Units of host memory for what is evicted from the pools; 0: no host tier.
@@ -47,13 +47,6 @@ struct EngineOptions {
   DiskWindows disk_windows;
   std::chrono::seconds disk_flush{60};
 };
-
-// Bundles worth having for so many blocks and slots: the end of a prompt and of an answer for every
-// slot and as many waiting sessions, and one for every 16 blocks (half the default interval of
-// 2,048 tokens at 256 tokens a block).
-constexpr int32_t DefaultBundles(int32_t blocks, int32_t slots) {
-  return 4 * slots + blocks / 16;
-}
 
 // A consistent copy, for /metrics and /health.
 struct EngineStats {

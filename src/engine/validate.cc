@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "cache/pool_sizes.h"
+
 namespace fathom {
 namespace {
 
@@ -56,7 +58,8 @@ Expected<EngineOptions> CompleteOptions(EngineOptions options, const Geometry& g
     options.bundle_interval = std::min(options.bundle_interval, options.disk_windows.every);
   }
   if (options.num_bundles < 0) {
-    options.num_bundles = DefaultBundles(options.num_blocks, options.max_num_seqs);
+    const PoolDemand demand{.context = options.max_model_len, .slots = options.max_num_seqs};
+    options.num_bundles = static_cast<int32_t>(BundlesFor(geometry, demand, options.num_blocks));
   }
   if (options.host_blocks < 0 || options.host_bundles < 0) {
     return FailParam(Code::kInvalidArgument, "host_blocks",
