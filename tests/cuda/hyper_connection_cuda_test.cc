@@ -111,16 +111,27 @@ TEST(HyperConnectionCuda, AgreesWithReference) {
   }
 }
 
+// 300 tokens and more are computed by another kernel than few.
 TEST(HyperConnectionCuda, EveryTokenIsIndependentOfItsBatch) {
   FATHOM_NEEDS_DEVICE();
-  const Seam input = Input(39, 256);
-  const Seam all = RunDevice(input, 39, 256, Numerics::kProduct, Parts::kAll, 39);
-  for (int64_t batch : {1, 7}) {
-    const Seam parts = RunDevice(input, 39, 256, Numerics::kProduct, Parts::kAll, batch);
-    EXPECT_EQ(parts.x, all.x);
-    EXPECT_EQ(parts.z, all.z);
-    EXPECT_EQ(parts.post, all.post);
-    EXPECT_EQ(parts.comb, all.comb);
+  struct Case {
+    int64_t tokens, d;
+    std::vector<int64_t> batches;
+  };
+  for (const Case& c : {Case{39, 256, {1, 7}}, Case{303, 256, {1, 150}}, Case{257, 4096, {257, 9}},
+                        Case{256, 7168, {64}}}) {
+    for (const Parts part : {Parts::kAll, Parts::kFirst}) {
+      const Seam input = Input(c.tokens, c.d);
+      const Seam all = RunDevice(input, c.tokens, c.d, Numerics::kProduct, part, c.tokens);
+      for (const int64_t batch : c.batches) {
+        const Seam parts = RunDevice(input, c.tokens, c.d, Numerics::kProduct, part, batch);
+        EXPECT_EQ(parts.x, all.x) << c.tokens << " of " << c.d;
+        EXPECT_EQ(parts.u, all.u);
+        EXPECT_EQ(parts.z, all.z);
+        EXPECT_EQ(parts.post, all.post);
+        EXPECT_EQ(parts.comb, all.comb);
+      }
+    }
   }
 }
 

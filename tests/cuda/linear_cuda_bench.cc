@@ -230,7 +230,9 @@ void BenchOutputProjection(int heads, int groups, int64_t rank,
     auto* rope = static_cast<float*>(Memory(rows * kRopeDim * 4));
     const OutputProjectionArgs args{
         .o = o, .rope = rope, .heads = heads, .groups = groups, .wo_a = &w, .y = y};
-    const double us = MedianUs([&] { OutputProjectionCuda(args, nullptr, nullptr); });
+    void* scratch = Memory(OutputProjectionCudaScratchBytes(args, rows));
+    const double us = MedianUs([&] { OutputProjectionCuda(args, scratch, nullptr); });
+    FATHOM_CUDA_CHECK(cudaFree(scratch));
     const double bytes = static_cast<double>(StoredBytes(w)) + 2.0 * rows * (o.cols + w.out);
     Print("output_projection",
           std::to_string(rows) + "x" + std::to_string(w.out) + "x" + std::to_string(depth) + " h" +

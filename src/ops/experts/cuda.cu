@@ -8,18 +8,17 @@
 #include "ops/linear/cuda_prepare.cuh"
 #include "ops/linear/cuda_skinny.cuh"
 #include "ops/linear/cuda_tile.cuh"
+#include "ops/linear/cuda_wide.cuh"
 
 namespace fathom::ops {
 namespace cuda {
 namespace {
 
-constexpr int kTileRows = 64;
-
-// Whether an expert has so few pairs, on average, that streaming its weights past tiles of 8 rows
-// is faster than tiles of 64.
-bool FewPairs(int64_t tokens, int top_k, int num_experts) {
+// Pairs of an expert that one block works on: 8 stream its weights, more share their expansion.
+int TileRows(int64_t tokens, int top_k, int num_experts) {
   const int64_t routed = tokens * top_k;
-  return routed <= 64 || routed <= 2 * num_experts;
+  if (routed <= 64 || routed <= 2 * num_experts) return kSkinnyRows;
+  return routed <= int64_t{128} * num_experts ? 64 : 128;
 }
 
 // One of the two products of every pair: w1 and w3 side by side, or w2.
@@ -142,12 +141,13 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   run(p.num_experts, tiles - shared_tiles, tiles);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kTileThreads, 2)
-    GroupedTileKernel(const __grid_constant__ GroupedProduct p, T* y) {
+// kRows pairs of an expert and kWideOutputs outputs a block.
+template <int kRows, class T>
+__global__ void __launch_bounds__(kWideThreads, 1)
+    GroupedWideKernel(const __grid_constant__ GroupedProduct p, T* y) {
   extern __shared__ __align__(16) unsigned char shared[];
   Block block;
-  if (!FindBlock(p, kTileOutputs, block) || block.is_float) return;
+  if (!FindBlock(p, kWideOutputs, block) || block.is_float) return;
   const auto row_of = [&](int r) {
     return r < block.tile.rows ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, r))
                                : nullptr;
@@ -157,19 +157,34 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const auto store = [&](int r, int o, const float4& v, int n) {
     StoreResults(OutputOf(p, block, r, y) + o, v, n, p.round, vector);
   };
-  switch (block.w.format) {
-    case Format::kFp8Block128:
-      TileProduct<Format::kFp8Block128, true, kTileRows>(block.w, block.out0, p.out, any, row_of,
-                                                         block.tile.rows, shared, store);
-      break;
-    case Format::kFp4Block32:
-      TileProduct<Format::kFp4Block32, true, kTileRows>(block.w, block.out0, p.out, any, row_of,
-                                                        block.tile.rows, shared, store);
-      break;
-    default:
-      TileProduct<Format::kBF16, false, kTileRows>(block.w, block.out0, p.out, any, row_of,
+  if (block.w.format == Format::kFp8Block128) {
+    WideProduct<Format::kFp8Block128, true, kRows>(block.w, block.out0, p.out, any, row_of,
                                                    block.tile.rows, shared, store);
+  } else if (block.w.format == Format::kFp4Block32) {
+    WideProduct<Format::kFp4Block32, true, kRows>(block.w, block.out0, p.out, any, row_of,
+                                                  block.tile.rows, shared, store);
   }
+}
+
+// The same with BF16 weights.
+template <int kRows, class T>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    GroupedTileKernel(const __grid_constant__ GroupedProduct p, T* y) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Block block;
+  if (!FindBlock(p, kTileOutputs, block) || block.is_float) return;
+  if (block.w.format != Format::kBF16) return;
+  const bool vector = p.out % 4 == 0;
+  TileProduct<Format::kBF16, false, kRows>(
+      block.w, block.out0, p.out, reinterpret_cast<const __nv_bfloat16*>(p.x[0]),
+      [&](int r) {
+        return r < block.tile.rows ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, r))
+                                   : nullptr;
+      },
+      block.tile.rows, shared,
+      [&](int r, int o, const float4& v, int n) {
+        StoreResults(OutputOf(p, block, r, y) + o, v, n, p.round, vector);
+      });
 }
 
 template <class T>
@@ -263,10 +278,15 @@ struct Plan {
     hidden = static_cast<int>(routed.w1.in);
     inner = static_cast<int>(routed.w1.out);
     slots = args.top_k + 1;
-    z_form[0] = FormOf(routed.w1.format, args.numerics);
-    z_form[1] = FormOf(args.shared->w1.format, args.numerics);
-    a_form[0] = FormOf(routed.w2.format, args.numerics);
-    a_form[1] = FormOf(args.shared->w2.format, args.numerics);
+    const bool wide = TileRows(rows, args.top_k, args.num_experts) != kSkinnyRows;
+    const auto form_of = [&](const LinearWeight& weight) {
+      const Form form = FormOf(weight.format, args.numerics);
+      return wide ? WideForm(form, weight.format) : form;
+    };
+    z_form[0] = form_of(routed.w1);
+    z_form[1] = form_of(args.shared->w1);
+    a_form[0] = form_of(routed.w2);
+    a_form[1] = form_of(args.shared->w2);
     const auto widest = [](const Form* form) {
       return FormBytes(form[0]) > FormBytes(form[1]) ? FormBytes(form[0]) : FormBytes(form[1]);
     };
@@ -293,24 +313,41 @@ struct Plan {
   }
 };
 
-template <class T>
-void LaunchProduct(const GroupedProduct& p, bool skinny, int64_t max_tiles, bool some_float,
-                   bool some_not, T* y, cudaStream_t stream) {
-  const int matrices = p.up ? 2 : 1;
-  const auto grid = [&](int outputs) {
-    return dim3(static_cast<unsigned>(max_tiles), matrices * Blocks(p.out, outputs));
+// Tiles of kRows pairs. form: of the routed experts and of the shared one.
+template <int kRows, class T>
+void LaunchTiles(const GroupedProduct& p, const Form form[2], int64_t max_tiles, T* y,
+                 cudaStream_t stream) {
+  const auto launch = [&](auto kernel, int outputs, int threads, int bytes) {
+    AllowShared(kernel, bytes);
+    const dim3 grid(static_cast<unsigned>(max_tiles), (p.up ? 2 : 1) * Blocks(p.out, outputs));
+    kernel<<<grid, threads, bytes, stream>>>(p, y);
   };
-  if (some_not && skinny) {
-    constexpr unsigned kBlocks = 264;  // two on every multiprocessor of an H200
-    LaunchOverlapped(GroupedSkinnyKernel<T>, kBlocks, kSkinnyThreads, 0, stream, 1, p, y);
-  } else if (some_not) {
-    constexpr int kBytes = kTileSharedBytes<kTileRows>;
-    FATHOM_CUDA_CHECK(cudaFuncSetAttribute(GroupedTileKernel<T>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    GroupedTileKernel<T><<<grid(kTileOutputs), kTileThreads, kBytes, stream>>>(p, y);
+  const auto some = [&](Form f) { return form[0] == f || form[1] == f; };
+  if (some(Form::kWideFp8) || some(Form::kWideFp4)) {
+    launch(GroupedWideKernel<kRows, T>, kWideOutputs, kWideThreads, kWideSharedBytes<kRows>);
   }
-  if (some_float) {
-    GroupedFloatKernel<T><<<grid(kFloatOutputs), kFloatThreads, 0, stream>>>(p, y);
+  if (some(Form::kPlain)) {
+    launch(GroupedTileKernel<kRows, T>, kTileOutputs, kTileThreads, kTileSharedBytes<kRows>);
+  }
+}
+
+template <class T>
+void LaunchProduct(const GroupedProduct& p, const Form form[2], int tile_rows, int64_t max_tiles,
+                   T* y, cudaStream_t stream) {
+  if (form[0] != Form::kFloat || form[1] != Form::kFloat) {
+    if (tile_rows == kSkinnyRows) {
+      constexpr unsigned kBlocks = 264;  // two on every multiprocessor of an H200
+      LaunchOverlapped(GroupedSkinnyKernel<T>, kBlocks, kSkinnyThreads, 0, stream, 1, p, y);
+    } else if (tile_rows == 64) {
+      LaunchTiles<64>(p, form, max_tiles, y, stream);
+    } else {
+      LaunchTiles<128>(p, form, max_tiles, y, stream);
+    }
+  }
+  if (form[0] == Form::kFloat || form[1] == Form::kFloat) {
+    const dim3 grid(static_cast<unsigned>(max_tiles),
+                    (p.up ? 2 : 1) * Blocks(p.out, kFloatOutputs));
+    GroupedFloatKernel<T><<<grid, kFloatThreads, 0, stream>>>(p, y);
   }
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }
@@ -320,8 +357,7 @@ void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
   const int64_t rows = args.z.rows;
   const Plan plan(args, rows);
   const bool product = args.numerics == Numerics::kProduct;
-  const bool skinny = FewPairs(rows, args.top_k, args.num_experts);
-  const int tile_rows = skinny ? kSkinnyRows : kTileRows;
+  const int tile_rows = TileRows(rows, args.top_k, args.num_experts);
   const Groups groups{reinterpret_cast<int32_t*>(scratch + plan.num_tiles),
                       reinterpret_cast<GroupTile*>(scratch + plan.tiles),
                       reinterpret_cast<int32_t*>(scratch + plan.pairs)};
@@ -343,8 +379,7 @@ void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
   p.round = product;
   const int64_t max_tiles = MaxTiles(rows, args.top_k, args.num_experts, tile_rows);
   const auto launch = [&](const Form form[2], T* y) {
-    LaunchProduct<T>(p, skinny, max_tiles, form[0] == Form::kFloat || form[1] == Form::kFloat,
-                     form[0] != Form::kFloat || form[1] != Form::kFloat, y, stream);
+    LaunchProduct<T>(p, form, tile_rows, max_tiles, y, stream);
   };
 
   auto* gate_up = reinterpret_cast<T*>(scratch + plan.gate_up);

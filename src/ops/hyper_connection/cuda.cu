@@ -1,6 +1,7 @@
-// One launch per seam: a cluster of eight blocks per token, each with an eighth of the channels of
-// all four streams, so that a single decoded token reads the 24 rows of `fn` from eight
-// multiprocessors. The split is fixed: a token's sums do not depend on its batch.
+// One launch per seam. Few tokens: a cluster of eight blocks per token, each with an eighth of the
+// channels of all four streams, so that a single decoded token reads the 24 rows of `fn` from eight
+// multiprocessors. Many tokens: a block for four of them, which share every value of `fn` it reads.
+// Both add the same partial sums in the same order: a token's results do not depend on its batch.
 #include <cooperative_groups.h>
 
 #include "ops/cuda/hopper.cuh"
@@ -77,6 +78,46 @@ __device__ float Sinkhorn(float value, int iterations, float eps) {
   return value;
 }
 
+// The streams of a channel after the site before: out[k] = post[k] o + sum over j of comb[j][k]
+// in[j].
+__device__ void Update(const float* post, const float* comb, const float (&in)[S], float o,
+                       bool round, float (&out)[S]) {
+#pragma unroll
+  for (int k = 0; k < S; ++k) {
+    out[k] = __fmul_rn(post[k], o);
+#pragma unroll
+    for (int j = 0; j < S; ++j) out[k] = __fmaf_rn(comb[j * S + k], in[j], out[k]);
+    out[k] = cuda::RoundIf(out[k], round);
+  }
+}
+
+__device__ float Collapse(const float* pre, const float (&in)[S], bool round) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < S; ++j) sum = __fmaf_rn(pre[j], in[j], sum);
+  return cuda::RoundIf(sum, round);
+}
+
+// A mix from its sum over the channels; kind: 0 pre, 1 post, 2 comb.
+__device__ float Mix(const SeamParams& p, const float* total, float rho, int index, int kind) {
+  return __fmaf_rn(__fmul_rn(total[index], rho), p.site.scale[kind], p.site.base[index]);
+}
+__device__ float InverseRms(float squares, int64_t channels) {
+  return 1.0f / sqrtf(squares / static_cast<float>(channels) + kNormEps);
+}
+__device__ float PreOf(const SeamParams& p, const float* total, float rho, int j) {
+  return Sigmoid(Mix(p, total, rho, j, 0)) + p.eps;
+}
+
+// post and comb of token t, by a warp.
+__device__ void StoreMixes(const SeamParams& p, const float* total, float rho, int64_t t) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane < S) p.post[t * S + lane] = 2.0f * Sigmoid(Mix(p, total, rho, S + lane, 1));
+  const int cell = lane % (S * S);
+  const float value = Sinkhorn(Mix(p, total, rho, 2 * S + cell, 2), p.iterations, p.eps);
+  if (lane < S * S) p.comb[t * S * S + lane] = value;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) Seam(T* x, const T* o, T* u, T* z, SeamParams p) {
   extern __shared__ float streams[];  // [S][slice], then u [slice]
@@ -114,17 +155,11 @@ __global__ void __launch_bounds__(kThreads) Seam(T* x, const T* o, T* u, T* z, S
 #pragma unroll
     for (int j = 0; j < S; ++j) in[j] = cuda::ToFloat(x[j * p.d + first + i]);
     if (p.has_o) {
-      const float site_output = cuda::ToFloat(o[t * p.o_stride + first + i]);
       float out[S];
+      Update(post, comb, in, cuda::ToFloat(o[t * p.o_stride + first + i]), p.round, out);
 #pragma unroll
       for (int k = 0; k < S; ++k) {
-        out[k] = post[k] * site_output;
-#pragma unroll
-        for (int j = 0; j < S; ++j) out[k] += comb[j * S + k] * in[j];
-      }
-#pragma unroll
-      for (int k = 0; k < S; ++k) {
-        in[k] = cuda::RoundIf(out[k], p.round);
+        in[k] = out[k];
         x[k * p.d + first + i] = cuda::FromFloat<T>(in[k]);
       }
     }
@@ -140,52 +175,41 @@ __global__ void __launch_bounds__(kThreads) Seam(T* x, const T* o, T* u, T* z, S
       for (int i = thread; i < count; i += kThreads) {
         const float v = streams[j * p.slice + i];
         const float* fn = p.site.fn + j * p.d + first + i;
-        sums[kMixes] += v * v;
+        sums[kMixes] = __fmaf_rn(v, v, sums[kMixes]);
         if (mixes == kMixes) {
 #pragma unroll
-          for (int m = 0; m < kMixes; ++m) sums[m] += fn[m * S * p.d] * v;
+          for (int m = 0; m < kMixes; ++m) sums[m] = __fmaf_rn(fn[m * S * p.d], v, sums[m]);
         } else {
 #pragma unroll
-          for (int m = 0; m < S; ++m) sums[m] += fn[m * S * p.d] * v;
+          for (int m = 0; m < S; ++m) sums[m] = __fmaf_rn(fn[m * S * p.d], v, sums[m]);
         }
       }
     }
     ClusterSum(cluster, sums, partial, mine, total);
-    const float rho = 1.0f / sqrtf(total[kMixes] / static_cast<float>(S * p.d) + kNormEps);
+    const float rho = InverseRms(total[kMixes], S * p.d);
     float pre[S];
 #pragma unroll
-    for (int j = 0; j < S; ++j) {
-      pre[j] = Sigmoid(total[j] * rho * p.site.scale[0] + p.site.base[j]) + p.eps;
-    }
-    if (mixes > S && rank == 0 && thread < 32) {
-      if (thread < S) {
-        p.post[t * S + thread] =
-            2.0f * Sigmoid(total[S + thread] * rho * p.site.scale[1] + p.site.base[S + thread]);
-      }
-      const int cell = 2 * S + thread % (S * S);
-      const float value =
-          Sinkhorn(total[cell] * rho * p.site.scale[2] + p.site.base[cell], p.iterations, p.eps);
-      if (thread < S * S) p.comb[t * S * S + thread] = value;
-    }
+    for (int j = 0; j < S; ++j) pre[j] = PreOf(p, total, rho, j);
+    if (mixes > S && rank == 0 && thread < 32) StoreMixes(p, total, rho, t);
     for (int i = thread; i < count; i += kThreads) {
-      float sum = 0.0f;
+      float in[S];
 #pragma unroll
-      for (int j = 0; j < S; ++j) sum += pre[j] * streams[j * p.slice + i];
-      sum = cuda::RoundIf(sum, p.round);
+      for (int j = 0; j < S; ++j) in[j] = streams[j * p.slice + i];
+      const float sum = Collapse(pre, in, p.round);
       collapsed[i] = sum;
-      squares[0] += sum * sum;
+      squares[0] = __fmaf_rn(sum, sum, squares[0]);
       u[first + i] = cuda::FromFloat<T>(sum);
     }
   } else if (p.norm != nullptr) {
     for (int i = thread; i < count; i += kThreads) {
       collapsed[i] = cuda::ToFloat(u[first + i]);
-      squares[0] += collapsed[i] * collapsed[i];
+      squares[0] = __fmaf_rn(collapsed[i], collapsed[i], squares[0]);
     }
   }
 
   if (p.norm != nullptr) {
     ClusterSum(cluster, squares, partial, mine_u, total_u);
-    const float r = 1.0f / sqrtf(total_u[0] / static_cast<float>(p.d) + kNormEps);
+    const float r = InverseRms(total_u[0], p.d);
     for (int i = thread; i < count; i += kThreads) {
       z[t * p.z_stride + first + i] =
           cuda::FromFloat<T>(cuda::RoundIf(p.norm[first + i] * (collapsed[i] * r), p.round));
@@ -193,6 +217,187 @@ __global__ void __launch_bounds__(kThreads) Seam(T* x, const T* o, T* u, T* z, S
   }
   cluster.sync();  // another block may still read this one's shared memory
 }
+
+constexpr int kTokens = 4;  // of a block of SeamMany
+constexpr int kWarps = kThreads / 32;
+constexpr int kSums = kMixes + 1;
+
+struct ManyShared {
+  float mixes[kTokens][S + S * S];  // post and comb of the site before
+  float partial[kCluster][kWarps][kTokens][kSums];
+  float squares[kCluster][kWarps][kTokens];
+  float total[kTokens][kSums];
+  float pre[kTokens][S];
+  float rho[kTokens], inverse[kTokens];
+};
+
+// Lane l gets WarpSum of value[l], by the same additions, with a fifth of the exchanges.
+template <int kHalf = 16>
+__device__ float WarpSums(float (&value)[32]) {
+  const bool upper = (threadIdx.x & kHalf) != 0;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float mine = upper ? value[i + kHalf] : value[i];
+    const float other = upper ? value[i] : value[i + kHalf];
+    value[i] = mine + __shfl_xor_sync(0xffffffffu, other, kHalf);
+  }
+  if constexpr (kHalf > 1) return WarpSums<kHalf / 2>(value);
+  return value[0];
+}
+
+// Tokens kTokens * blockIdx.x ...; a slice of the channels, the share of a block of Seam, at a
+// time. With site (24 mixes) and norm. Dynamic shared memory: streams of a slice
+// [kTokens][S][slice], collapsed channels [kTokens][d] as T.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    SeamMany(T* x, const T* o, T* u, T* z, const __grid_constant__ SeamParams p, int tokens) {
+  extern __shared__ float many_streams[];
+  __shared__ ManyShared s;
+  T* const collapsed = reinterpret_cast<T*>(many_streams + kTokens * S * p.slice);
+  const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int64_t t0 = int64_t{blockIdx.x} * kTokens;
+  const auto here = static_cast<int>(min(int64_t{kTokens}, tokens - t0));
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
+  if (p.has_o) {
+    for (int i = thread; i < here * S; i += kThreads) s.mixes[i / S][i % S] = p.post[t0 * S + i];
+    for (int i = thread; i < here * S * S; i += kThreads) {
+      s.mixes[i / (S * S)][S + i % (S * S)] = p.comb[t0 * S * S + i];
+    }
+  }
+  __syncthreads();
+
+  for (int rank = 0; rank < kCluster; ++rank) {
+    const int64_t first = rank * p.slice;
+    const auto count = static_cast<int>(max(int64_t{0}, min(p.slice, p.d - first)));
+    for (int i = thread; i < count; i += kThreads) {
+      float in[kTokens][S], out[kTokens];
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        const int64_t token = t0 + min(t, here - 1);
+#pragma unroll
+        for (int j = 0; j < S; ++j) {
+          in[t][j] = cuda::ToFloat(x[token * p.x_stride + j * p.d + first + i]);
+        }
+        out[t] = p.has_o ? cuda::ToFloat(o[token * p.o_stride + first + i]) : 0.0f;
+      }
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        float next[S];
+        if (p.has_o && t < here) {
+          Update(s.mixes[t], s.mixes[t] + S, in[t], out[t], p.round, next);
+#pragma unroll
+          for (int k = 0; k < S; ++k) {
+            in[t][k] = next[k];
+            x[(t0 + t) * p.x_stride + k * p.d + first + i] = cuda::FromFloat<T>(next[k]);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < S; ++j) many_streams[(t * S + j) * p.slice + i] = in[t][j];
+      }
+    }
+    // Every thread reads what it wrote.
+    float sums[kTokens][kSums] = {};
+    const int per_stream = thread < count ? (count - thread + kThreads - 1) / kThreads : 0;
+    float next[kMixes];  // the weights of the step to come
+    const auto load = [&](int step) {
+      const int j = step / per_stream, i = thread + step % per_stream * kThreads;
+      const float* fn = p.site.fn + j * p.d + first + i;
+#pragma unroll
+      for (int m = 0; m < kMixes; ++m) next[m] = __ldg(fn + m * S * p.d);
+    };
+    if (per_stream > 0) load(0);
+    for (int step = 0; step < S * per_stream; ++step) {
+      const int j = step / per_stream, i = thread + step % per_stream * kThreads;
+      float weight[kMixes];
+#pragma unroll
+      for (int m = 0; m < kMixes; ++m) weight[m] = next[m];
+      if (step + 1 < S * per_stream) load(step + 1);
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        const float v = many_streams[(t * S + j) * p.slice + i];
+        sums[t][kMixes] = __fmaf_rn(v, v, sums[t][kMixes]);
+#pragma unroll
+        for (int m = 0; m < kMixes; ++m) sums[t][m] = __fmaf_rn(weight[m], v, sums[t][m]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      float value[32];
+#pragma unroll
+      for (int m = 0; m < 32; ++m) value[m] = m < kSums ? sums[t][m < kSums ? m : 0] : 0.0f;
+      const float sum = WarpSums(value);
+      if (lane < kSums) s.partial[rank][warp][t][lane] = sum;
+    }
+  }
+  __syncthreads();
+  for (int i = thread; i < kTokens * kSums; i += kThreads) {
+    float total = 0.0f;
+    for (int rank = 0; rank < kCluster; ++rank) {
+      float sum = 0.0f;
+      for (int w = 0; w < kWarps; ++w) sum += s.partial[rank][w][i / kSums][i % kSums];
+      total += sum;
+    }
+    s.total[i / kSums][i % kSums] = total;
+  }
+  __syncthreads();
+  if (warp < here) {
+    const float rho = InverseRms(s.total[warp][kMixes], S * p.d);
+    if (lane < S) s.pre[warp][lane] = PreOf(p, s.total[warp], rho, lane);
+    StoreMixes(p, s.total[warp], rho, t0 + warp);
+  }
+  __syncthreads();
+
+  for (int rank = 0; rank < kCluster; ++rank) {
+    const int64_t first = rank * p.slice;
+    const auto count = static_cast<int>(max(int64_t{0}, min(p.slice, p.d - first)));
+    float squares[kTokens] = {};
+    for (int i = thread; i < count; i += kThreads) {
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        if (t >= here) break;
+        float in[S];
+#pragma unroll
+        for (int j = 0; j < S; ++j) {
+          in[j] = cuda::ToFloat(x[(t0 + t) * p.x_stride + j * p.d + first + i]);
+        }
+        const float sum = Collapse(s.pre[t], in, p.round);
+        squares[t] = __fmaf_rn(sum, sum, squares[t]);
+        collapsed[t * p.d + first + i] = cuda::FromFloat<T>(sum);
+        u[(t0 + t) * p.u_stride + first + i] = cuda::FromFloat<T>(sum);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      const float sum = cuda::WarpSum(squares[t]);
+      if (lane == 0) s.squares[rank][warp][t] = sum;
+    }
+  }
+  __syncthreads();
+  if (thread < here) {
+    float total = 0.0f;
+    for (int rank = 0; rank < kCluster; ++rank) {
+      float sum = 0.0f;
+      for (int w = 0; w < kWarps; ++w) sum += s.squares[rank][w][thread];
+      total += sum;
+    }
+    s.inverse[thread] = InverseRms(total, p.d);
+  }
+  __syncthreads();
+  for (int64_t i = thread; i < p.d; i += kThreads) {
+    const float weight = p.norm[i];
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (t >= here) break;
+      const float value = cuda::ToFloat(collapsed[t * p.d + i]);
+      z[(t0 + t) * p.z_stride + i] =
+          cuda::FromFloat<T>(cuda::RoundIf(weight * (value * s.inverse[t]), p.round));
+    }
+  }
+}
+
+// Fewer tokens leave multiprocessors idle.
+constexpr int kManyTokens = 256;
 
 }  // namespace
 
@@ -213,9 +418,23 @@ void HyperConnectionCuda(const HyperConnectionArgs& args, CudaStream stream) {
                              .has_o = !args.o.empty(),
                              .has_site = args.site != nullptr,
                              .round = args.numerics == Numerics::kProduct};
+  const int64_t rows = args.x.rows;
+  // A value that is not rounded would not survive in T.
+  if (rows >= kManyTokens && params.has_site && params.site.mixes == kMixes &&
+      params.norm != nullptr && params.round && args.x.dtype == DType::kBF16) {
+    using T = __nv_bfloat16;
+    const int64_t shared = kTokens * (S * params.slice * static_cast<int64_t>(sizeof(float)) +
+                                      d * static_cast<int64_t>(sizeof(T)));
+    cuda::AllowShared(SeamMany<T>, shared);
+    cuda::LaunchOverlapped(SeamMany<T>, cuda::Blocks(rows, kTokens), kThreads, shared, stream, 1,
+                           static_cast<T*>(args.x.data), static_cast<const T*>(args.o.data),
+                           static_cast<T*>(args.u.data), static_cast<T*>(args.z.data), params,
+                           static_cast<int>(rows));
+    return;
+  }
   const size_t shared = static_cast<size_t>((S + 1) * params.slice) * sizeof(float);
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    cuda::LaunchOverlapped(Seam<T>, static_cast<unsigned>(args.x.rows * kCluster), kThreads, shared,
+    cuda::LaunchOverlapped(Seam<T>, static_cast<unsigned>(rows * kCluster), kThreads, shared,
                            stream, kCluster, static_cast<T*>(args.x.data),
                            static_cast<const T*>(args.o.data), static_cast<T*>(args.u.data),
                            static_cast<T*>(args.z.data), params);

@@ -22,8 +22,9 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream) {
     }
     const auto* x = static_cast<const __nv_bfloat16*>(args.x.data);
     int64_t stride = args.x.stride;
-    if (form == Form::kQuantised || !ReadableInPlace(args.x, 1)) {
-      Prepare(args.x, form, scratch, stream);
+    const Form wanted = IsWide(rows, w.format) ? WideForm(form, w.format) : form;
+    if (wanted != Form::kPlain || !ReadableInPlace(args.x, 1)) {
+      Prepare(args.x, wanted, scratch, stream);
       x = static_cast<const __nv_bfloat16*>(scratch);
       stride = w.depth;
     }

@@ -6,6 +6,7 @@
 #include "ops/linear/cuda_prepare.cuh"
 #include "ops/linear/cuda_skinny.cuh"
 #include "ops/linear/cuda_tile.cuh"
+#include "ops/linear/cuda_wide.cuh"
 
 namespace fathom::ops::cuda {
 
@@ -74,6 +75,24 @@ __global__ void __launch_bounds__(kTileThreads, kRows > 64 ? 1 : 2)
       });
 }
 
+// The same grids with tiles of kWideOutputs.
+template <Format F, bool kInterleaved, int kRows, class T>
+__global__ void __launch_bounds__(kWideThreads, 1)
+    WideKernel(const __grid_constant__ CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride,
+               int rows, int rank, Output<T> out) {
+  extern __shared__ __align__(16) unsigned char wide_memory[];
+  const int group = static_cast<int>(blockIdx.z);
+  const int64_t row0 = int64_t{blockIdx.x} * kRows;
+  const int count = static_cast<int>(min(int64_t{kRows}, rows - row0));
+  const __nv_bfloat16* const first = x + row0 * x_stride + int64_t{group} * w.depth;
+  WideProduct<F, kInterleaved, kRows>(
+      w, group * rank + static_cast<int>(blockIdx.y) * kWideOutputs, (group + 1) * rank, x,
+      [&](int r) { return r < count ? first + r * x_stride : nullptr; }, count, wide_memory,
+      [&](int r, int o, const float4& v, int n) {
+        StoreResults(out.y + (row0 + r) * out.stride + o, v, n, out.round, out.vector);
+      });
+}
+
 template <class X, class T>
 __global__ void __launch_bounds__(kFloatThreads)
     FloatKernel(CudaWeightView w, const X* x, int64_t x_stride, int rows, int rank, Output<T> out) {
@@ -103,8 +122,15 @@ void LaunchFloat(const CudaWeightView& w, const MatrixView& x, int groups, const
   });
 }
 
+// Whether a product of so many rows takes them in a form of WideForm.
+inline bool IsWide(int64_t rows, WeightFormat format) {
+  return rows > 4 * kSkinnyRows &&
+         (format == Format::kFp8Block128 || format == Format::kFp4Block32);
+}
+
 inline constexpr int kSkinnyBlocks = 264;  // two on every multiprocessor of an H200
 
+// x in the form that the number of rows asks for (IsWide).
 template <Format F, bool kInterleaved, class T>
 void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_stride, int rows,
                   int groups, const Output<T>& out, cudaStream_t stream) {
@@ -119,16 +145,25 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
   if (rows <= kSkinnyRows) return skinny.template operator()<1>();
   if (rows <= 2 * kSkinnyRows) return skinny.template operator()<2>();
   if (rows <= 4 * kSkinnyRows) return skinny.template operator()<4>();
-  const auto launch = [&](auto kernel, int tile_rows, int bytes) {
-    FATHOM_CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<dim3(Blocks(rows, tile_rows), Blocks(rank, kTileOutputs), groups), kTileThreads, bytes,
+  const auto launch = [&](auto kernel, int tile_rows, int outputs, int threads, int bytes) {
+    AllowShared(kernel, bytes);
+    kernel<<<dim3(Blocks(rows, tile_rows), Blocks(rank, outputs), groups), threads, bytes,
              stream>>>(w, x, x_stride, rows, rank, out);
   };
-  if (rows <= 64) {
-    launch(TileKernel<F, kInterleaved, 64, T>, 64, kTileSharedBytes<64>);
+  if constexpr (F == Format::kBF16) {
+    if (rows <= 64) {
+      launch(TileKernel<F, kInterleaved, 64, T>, 64, kTileOutputs, kTileThreads,
+             kTileSharedBytes<64>);
+    } else {
+      launch(TileKernel<F, kInterleaved, 128, T>, 128, kTileOutputs, kTileThreads,
+             kTileSharedBytes<128>);
+    }
+  } else if (rows <= 64) {
+    launch(WideKernel<F, kInterleaved, 64, T>, 64, kWideOutputs, kWideThreads,
+           kWideSharedBytes<64>);
   } else {
-    launch(TileKernel<F, kInterleaved, 128, T>, 128, kTileSharedBytes<128>);
+    launch(WideKernel<F, kInterleaved, 128, T>, 128, kWideOutputs, kWideThreads,
+           kWideSharedBytes<128>);
   }
 }
 

@@ -11,7 +11,19 @@ enum class Form : uint8_t {
   kFloat,      // f32, not rounded: kReference and F32 weights
   kPlain,      // bf16, natural order: BF16 weights
   kQuantised,  // bf16 values of the activation quantiser, interleaved: FP8 and FP4 weights
+  // The same for many rows (cuda_wide.cuh): within a half unit the words lie in the order in which
+  // products of the weight's format take them, those of the four quarters side by side.
+  kWideFp8,
+  kWideFp4,
+  kWidePlain,  // bf16 in natural order, for FP8 weights
 };
+
+// The form of a product with many rows.
+inline Form WideForm(Form form, WeightFormat format) {
+  if (form == Form::kPlain && format == Format::kFp8Block128) return Form::kWidePlain;
+  if (form != Form::kQuantised) return form;
+  return format == Format::kFp8Block128 ? Form::kWideFp8 : Form::kWideFp4;
+}
 
 inline Form FormOf(WeightFormat format, Numerics numerics) {
   if (numerics == Numerics::kReference || format == WeightFormat::kF32) return Form::kFloat;
@@ -29,7 +41,9 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
     return;
   }
   float v[4] = {value[0], value[1], value[2], value[3]};
-  if (form == Form::kQuantised) {
+  const bool quantised =
+      form == Form::kQuantised || form == Form::kWideFp8 || form == Form::kWideFp4;
+  if (quantised) {
     const float most =
         WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
     const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
@@ -42,7 +56,7 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
            static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
   };
   uint2 words = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
-  if (form == Form::kQuantised) {
+  if (quantised) {
     // A pair of lanes holds a chunk of 8 and trades halves: the even lane stores words (0,4) (1,5),
     // the odd one (2,6) (3,7).
     const bool odd = (lane & 1) != 0;
@@ -51,7 +65,20 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
     const uint32_t high = odd ? words.y : other;
     words = make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
   }
-  *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(row) + at) = words;
+  if (form == Form::kPlain || form == Form::kQuantised) {
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(row) + at) = words;
+    return;
+  }
+  // Chunk lane / 2 of the unit in ascending order is chunk e of quarter q (UnitChunk); word w of it
+  // goes to 64 (e / 2) + 32 (e % 2) + 8 w + 2 q.
+  const int chunk = lane / 2;
+  const int q = form == Form::kWideFp4 ? chunk / 4 : chunk % 8 / 2;
+  const int e = form == Form::kWideFp4 ? chunk % 4 : chunk / 8 * 2 + chunk % 2;
+  auto* const to = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(row) +
+                                               int64_t{unit} * kUnit + 32 * e + 2 * q) +
+                   lane % 2 * 8;
+  to[0] = words.x;
+  to[4] = words.y;
 }
 
 // x [rows, in] to out [rows, depth] of `form`, a warp per unit.

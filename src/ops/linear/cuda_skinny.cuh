@@ -156,13 +156,24 @@ __device__ void SkinnyProducts(int jobs, int depth, SkinnyShared<kRowTiles>& sha
                                    : *reinterpret_cast<const uint4*>(
                                          now.x[r] + (begin + unit) * kUnit + UnitChunk<F>(q, e));
       };
+      // One tile leaves registers for the whole unit's activations, asked for at once.
+      constexpr int kTogether = kRowTiles == 1 ? 4 : 1;
+      uint4 ahead[kTogether];
+      if constexpr (kRowTiles == 1) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ahead[e] = load_x(0, e);
+      }
       const ChunkScale s0 = MakeScale<F>(raw[a][0].scale);
       const ChunkScale s1 = MakeScale<F>(raw[a][1].scale);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         uint4 x[kRowTiles];
+        if constexpr (kRowTiles == 1) {
+          x[0] = ahead[e];
+        } else {
 #pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) x[r] = load_x(r, e);
+          for (int r = 0; r < kRowTiles; ++r) x[r] = load_x(r, e);
+        }
         uint32_t a0[4], a1[4];
         raw[a][0].template Expand<kInterleaved>(e, s0, wide, a0);
         raw[a][1].template Expand<kInterleaved>(e, s1, wide, a1);

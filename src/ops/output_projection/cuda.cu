@@ -42,7 +42,10 @@ void Require(bool holds, const char* what) {
 }  // namespace cuda
 
 int64_t OutputProjectionCudaScratchBytes(const OutputProjectionArgs& args, int64_t rows) {
-  if (args.numerics == Numerics::kReference || cuda::ReadableInPlace(args.o, args.groups)) return 0;
+  if (args.numerics == Numerics::kReference) return 0;
+  if (cuda::ReadableInPlace(args.o, args.groups) && !cuda::IsWide(rows, args.wo_a->format)) {
+    return 0;
+  }
   return LinearCudaScratchBytes(rows, int64_t{kHeadDim} * args.heads);
 }
 
@@ -72,8 +75,9 @@ void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaS
     }
     const auto* x = static_cast<const __nv_bfloat16*>(args.o.data);
     int64_t stride = args.o.stride;
-    if (!ReadableInPlace(args.o, args.groups)) {
-      Prepare(args.o, Form::kPlain, scratch, stream);
+    const Form form = IsWide(rows, w.format) ? WideForm(Form::kPlain, w.format) : Form::kPlain;
+    if (form != Form::kPlain || !ReadableInPlace(args.o, args.groups)) {
+      Prepare(args.o, form, scratch, stream);
       x = static_cast<const __nv_bfloat16*>(scratch);
       stride = CudaDepth(args.o.cols);
     }
