@@ -4,6 +4,7 @@
 
 #include "cache/window_kinds.h"
 #include "model/forward.h"
+#include "ops/indexer/cuda.h"
 #include "ops/indexer/scan.h"
 
 namespace fathom {
@@ -95,10 +96,14 @@ Workspaces PlanWorkspaces(const ModelConfig& config, const Geometry& geometry,
   const int64_t prepared = width * tokens * std::max(widest, experts) + (int64_t{1} << 20);
   const bool csa = !geometry.of(CacheKind::kIndexK).layers.empty();
   if (request.on_gpu) {
-    // Kernels follow each other on one stream and share it. Of the indexer: the best of each of
-    // at most 512 lists, 8 bytes an entry.
-    out.indexer_scratch = csa ? 512 * (8 * int64_t{config.index_top_k} + 4) : 0;
-    out.kernel_scratch = std::max({kGpuAttentionScratch, prepared, out.indexer_scratch});
+    // Kernels follow each other on one stream and share it; those of small steps run on three, of
+    // which one is the indexer's (ops::Backend::Branch).
+    const int64_t branch = std::min<int64_t>(tokens, kGpuBranchTokens);
+    const int64_t large = csa ? ops::IndexerCudaScratchBytes(tokens) : 0;
+    const int64_t beside = csa ? ops::IndexerCudaScratchBytes(branch) : 0;
+    out.indexer_scratch = large + beside;
+    out.kernel_scratch = std::max({kGpuAttentionScratch, prepared, large}) + beside +
+                         width * branch * config.hidden_size;
   } else {
     out.indexer_scratch = csa ? request.threads * IndexerThreadScratch(config, geometry) : 0;
     out.kernel_scratch = prepared + request.threads * kThreadScratch + out.indexer_scratch;

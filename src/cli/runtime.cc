@@ -41,7 +41,8 @@ Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const Forward
 #if FATHOM_CUDA
   if (runtime.gpu != nullptr) {
     return MakeCudaExecutor(runtime.config, runtime.weights, runtime.geometry, blocks, slots,
-                            static_cast<ops::CudaBackend&>(*runtime.gpu), forward, limits);
+                            static_cast<ops::CudaBackend&>(*runtime.gpu), forward, limits,
+                            {.max_graph_sequences = runtime.options.graph_sequences});
   }
 #endif
   try {

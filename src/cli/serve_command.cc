@@ -5,6 +5,7 @@
 
 #include "cli/cache_flags.h"
 #include "cli/commands.h"
+#include "cli/compilation_config.h"
 #include "cli/model_flags.h"
 #include "cli/serve.h"
 
@@ -14,8 +15,37 @@ namespace {
 struct ServeFlags {
   ModelFlags model;
   ServeOptions options;
+  std::string compilation_config;
+  bool enforce_eager = false;
   bool print_config = false;
 };
+
+void AddGraphFlags(Command& command, ServeFlags& flags) {
+  command.Switch("--enforce-eager", flags.enforce_eager,
+                 "on a GPU: launch every step kernel by kernel, capture no graphs");
+  command.Text("--compilation-config", flags.compilation_config, "JSON",
+               R"(which decoding steps a GPU captures: {"cudagraph_mode": "NONE"}, )"
+               R"({"max_cudagraph_capture_size": 16})");
+}
+
+// Graphs to capture, and what is to be said of flags that change nothing.
+Status ReadGraphFlags(const Command& command, const ServeFlags& flags, ServeOptions* options) {
+  const bool gpu = RunsOnGpu(options->runtime.device);
+  for (const char* flag : {"--enforce-eager", "--compilation-config"}) {
+    if (gpu || command.origin(flag) == Origin::kDefault) continue;
+    options->notices.push_back(
+        fmt::format("{} has no effect: there are no graphs to capture on a CPU", flag));
+  }
+  if (!flags.compilation_config.empty()) {
+    FATHOM_ASSIGN(const CompilationConfig config, ParseCompilationConfig(flags.compilation_config));
+    options->runtime.graph_sequences = config.graph_sequences;
+    for (const std::string& key : config.ignored) {
+      options->notices.push_back(fmt::format("--compilation-config: {} has no effect", key));
+    }
+  }
+  if (flags.enforce_eager) options->runtime.graph_sequences = 0;
+  return {};
+}
 
 void AddServerFlags(Command& command, ServeOptions& options) {
   command.List("--served-model-name", options.served_model_names, "NAME",
@@ -49,8 +79,6 @@ void AddServerFlags(Command& command, ServeOptions& options) {
 // is not among them: such flags are unknown.
 void AddFlagsWithoutEffect(Command& command) {
   command.NoEffect("--enable-chunked-prefill", true, "prompts are always prefilled in chunks");
-  command.NoEffect("--compilation-config", false, "there are no graphs to capture on a CPU");
-  command.NoEffect("--enforce-eager", true, "there are no graphs to capture on a CPU");
   command.NoEffect("--tokenizer-mode", false, "the tokenizer follows from tokenizer.json");
   command.NoEffect("--reasoning-parser", false, "reasoning is always told apart");
   const char* parallel = "no multi-device parallelism yet";
@@ -74,6 +102,7 @@ Status Serve(const ServeFlags& flags, const Command& command) {
     return {};
   }
   options.notices = command.Notices();
+  FATHOM_TRY(ReadGraphFlags(command, flags, &options));
   if (options.runtime.model.empty()) {
     options.notices.emplace_back("no MODEL given: serving the demo");
   }
@@ -96,6 +125,7 @@ void AddServeCommand(CLI::App& app, int* exit_code) {
   AddServerFlags(*command, flags->options);
   command->Count("--max-waiting", flags->model.options.max_waiting, 1, 1 << 24,
                  "requests in the queue, beyond them 429");
+  AddGraphFlags(*command, *flags);
   AddFlagsWithoutEffect(*command);
   command->Switch("--print-config", flags->print_config,
                   "print every setting with its origin, and end");

@@ -7,13 +7,16 @@
 #include <utility>
 
 #include "engine/step_arrays.h"
+#include "ops/cuda/cuda_graph.h"
 
 namespace fathom {
 namespace {
 
-ForwardOptions WithLimits(ForwardOptions options, const ExecutorLimits& limits) {
+ForwardOptions WithLimits(ForwardOptions options, const ExecutorLimits& limits,
+                          const CudaExecutorOptions& cuda) {
   options.max_tokens = limits.max_step_tokens;
   options.max_logit_rows = limits.max_logit_rows;
+  options.branch_tokens = cuda.branch_tokens;
   return options;
 }
 
@@ -21,12 +24,13 @@ class CudaExecutor final : public Executor {
  public:
   CudaExecutor(const ModelConfig& config, const Weights& weights, const Geometry& geometry,
                BlockPool& blocks, SlotPool& slots, ops::CudaBackend& backend,
-               const ForwardOptions& options, ExecutorLimits limits)
+               const ForwardOptions& options, ExecutorLimits limits,
+               const CudaExecutorOptions& cuda)
       : vocab_size_(config.vocab_size),
         limits_(limits),
         backend_(backend),
         kv_(MakeKvView(geometry, config.num_layers, blocks.base(), slots.base())),
-        forward_(config, weights, backend, WithLimits(options, limits)),
+        forward_(config, weights, backend, WithLimits(options, limits, cuda)),
         arrays_(backend, {.tokens = limits.max_step_tokens,
                           .sequences = slots.capacity(),
                           .blocks_per_sequence = geometry.blocks_for(geometry.max_positions),
@@ -34,17 +38,13 @@ class CudaExecutor final : public Executor {
         logit_bytes_(limits.max_logit_rows * vocab_size_ * static_cast<int64_t>(sizeof(float))),
         device_logits_(reinterpret_cast<float*>(backend.Allocate(logit_bytes_))) {
     FATHOM_CUDA_CHECK(cudaMallocHost(&logits_, static_cast<size_t>(logit_bytes_)));
-    // The largest step, for its scratch: nothing is allocated once the server says ready.
-    ops::StepView largest;
-    largest.num_tokens = limits.max_step_tokens;
-    largest.num_sequences = std::min(slots.capacity(), limits.max_step_tokens);
-    largest.max_blocks = static_cast<int32_t>(geometry.blocks_for(geometry.max_positions));
-    const std::span<const int32_t> rows(static_cast<const int32_t*>(nullptr),
-                                        static_cast<size_t>(limits.max_logit_rows));
-    backend.PlanScratch([&] {
-      forward_.Run(largest, kv_, rows,
-                   F32Matrix(device_logits_, limits.max_logit_rows, vocab_size_));
-    });
+    const auto table = static_cast<int32_t>(geometry.blocks_for(geometry.max_positions));
+    PlanScratch(limits.max_step_tokens, slots.capacity(), table);
+    // The largest step that branches needs scratch on every lane.
+    PlanScratch(std::min(cuda.branch_tokens, limits.max_step_tokens), slots.capacity(), table);
+    Capture(std::min({cuda.max_graph_sequences, static_cast<int>(slots.capacity()),
+                      limits.max_step_tokens, limits.max_logit_rows}),
+            GraphTableWidths(std::min<int64_t>(table, blocks.capacity())));
     backend.Wait();
   }
   ~CudaExecutor() override { FATHOM_CUDA_CHECK(cudaFreeHost(logits_)); }
@@ -53,8 +53,12 @@ class CudaExecutor final : public Executor {
     FATHOM_CHECK(plan.num_tokens() <= limits_.max_step_tokens);
     FATHOM_CHECK(plan.logit_rows.size() <= static_cast<size_t>(limits_.max_logit_rows));
     const auto rows = static_cast<int64_t>(plan.logit_rows.size());
-    const StepArrays::Uploaded step = arrays_.Upload(plan);
-    forward_.Run(step.view, kv_, step.logit_rows, F32Matrix(device_logits_, rows, vocab_size_));
+    if (const Graph* graph = GraphOf(plan); graph != nullptr) {
+      arrays_.Upload(plan, graph->table_width);
+      graph->graph.Launch();
+    } else {
+      Run(arrays_.Upload(plan));
+    }
     auto* logits = static_cast<float*>(logits_);
     const int64_t values = rows * vocab_size_;
     // A step without logits is not waited for: the next one's arrays are copied behind it.
@@ -80,6 +84,51 @@ class CudaExecutor final : public Executor {
   ExecutorLimits limits() const override { return limits_; }
 
  private:
+  struct Graph {
+    int32_t table_width;
+    ops::CudaGraph graph;
+  };
+
+  void Run(const StepArrays::Uploaded& step) {
+    forward_.Run(step.view, kv_, step.logit_rows,
+                 F32Matrix(device_logits_, std::ssize(step.logit_rows), vocab_size_));
+  }
+
+  // The scratch of a step of so many tokens: nothing is allocated once the server says ready.
+  void PlanScratch(int32_t tokens, int32_t sequences, int32_t table_width) {
+    if (tokens < 1) return;
+    ops::StepView step;
+    step.num_tokens = tokens;
+    step.num_sequences = std::min(sequences, tokens);
+    step.max_blocks = table_width;
+    const std::span<const int32_t> rows(
+        static_cast<const int32_t*>(nullptr),
+        static_cast<size_t>(std::min(tokens, limits_.max_logit_rows)));
+    backend_.PlanScratch([&] { Run({step, rows}); });
+  }
+
+  // Every number of sequences is captured as it is: a step computes nothing that nobody asked for.
+  void Capture(int32_t sequences, const std::vector<int32_t>& widths) {
+    graphs_.resize(static_cast<size_t>(std::max(sequences, 0)));
+    for (int32_t n = 1; n <= sequences; ++n) {
+      for (const int32_t width : widths) {
+        const StepArrays::Uploaded step = arrays_.View(n, n, n, width);
+        graphs_[static_cast<size_t>(n) - 1].push_back(
+            {width, ops::CudaGraph::Capture(backend_, [&] { Run(step); })});
+      }
+    }
+  }
+
+  // The narrowest graph for a step of decoding sequences alone; null: it runs kernel by kernel.
+  const Graph* GraphOf(const StepPlan& plan) const {
+    const auto n = static_cast<size_t>(plan.num_tokens());
+    if (n > graphs_.size() || plan.slot.size() != n || plan.logit_rows.size() != n) return nullptr;
+    for (const Graph& graph : graphs_[n - 1]) {
+      if (plan.max_blocks <= graph.table_width) return &graph;
+    }
+    return nullptr;
+  }
+
   int64_t vocab_size_;
   ExecutorLimits limits_;
   ops::CudaBackend& backend_;
@@ -87,11 +136,19 @@ class CudaExecutor final : public Executor {
   Forward forward_;
   StepArrays arrays_;
   int64_t logit_bytes_;
-  float* device_logits_;    // [max_logit_rows, V]
-  void* logits_ = nullptr;  // the same in pinned host memory
+  float* device_logits_;                    // [max_logit_rows, V]
+  void* logits_ = nullptr;                  // the same in pinned host memory
+  std::vector<std::vector<Graph>> graphs_;  // [sequences - 1], by ascending width
 };
 
 }  // namespace
+
+std::vector<int32_t> GraphTableWidths(int64_t most) {
+  std::vector<int32_t> widths;
+  for (int64_t width = 8; width < most; width *= 8) widths.push_back(static_cast<int32_t>(width));
+  widths.push_back(static_cast<int32_t>(most));
+  return widths;
+}
 
 Expected<Reservation> ReserveCuda(int64_t bytes, std::string_view what) {
   if (bytes == 0) return Reservation::Adopt(nullptr, 0, nullptr);
@@ -111,15 +168,13 @@ Expected<Reservation> ReserveCuda(int64_t bytes, std::string_view what) {
   });
 }
 
-Expected<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config,
-                                                     const Weights& weights,
-                                                     const Geometry& geometry, BlockPool& blocks,
-                                                     SlotPool& slots, ops::CudaBackend& backend,
-                                                     const ForwardOptions& options,
-                                                     ExecutorLimits limits) {
+Expected<std::unique_ptr<Executor>> MakeCudaExecutor(
+    const ModelConfig& config, const Weights& weights, const Geometry& geometry, BlockPool& blocks,
+    SlotPool& slots, ops::CudaBackend& backend, const ForwardOptions& options,
+    ExecutorLimits limits, const CudaExecutorOptions& cuda) {
   try {
     return std::make_unique<CudaExecutor>(config, weights, geometry, blocks, slots, backend,
-                                          options, limits);
+                                          options, limits, cuda);
   } catch (const std::bad_alloc&) {
     return Fail(Code::kResourceExhausted,
                 "the buffers of a step of {} tokens do not fit: {} bytes of device memory are free",

@@ -8,6 +8,9 @@
 //                 ReserveCuda);
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "engine/executor.h"
 #include "ops/cuda/cuda_backend.h"
 
@@ -16,13 +19,24 @@ namespace fathom {
 // A MemorySource: zero-filled device memory. kResourceExhausted names the bytes asked for and free.
 Expected<Reservation> ReserveCuda(int64_t bytes, std::string_view what);
 
+struct CudaExecutorOptions {
+  // Steps in which every sequence decodes one token run as captured graphs, for 1 .. so many
+  // sequences (at most the slots); 0: none do.
+  int max_graph_sequences = 64;
+  // ForwardOptions::branch_tokens: steps of up to so many tokens use three streams.
+  int branch_tokens = kGpuBranchTokens;
+};
+
+// Widths of the block table that decoding steps are captured for, ascending, up to `most` blocks:
+// launches are shaped by the longest context that fits the table.
+std::vector<int32_t> GraphTableWidths(int64_t most);
+
 // Borrows config, weights (uploaded by UploadForCuda to this backend), pools and backend; all must
-// outlive it. The pools lie in device memory. Everything a step needs is allocated here.
-Expected<std::unique_ptr<Executor>> MakeCudaExecutor(const ModelConfig& config,
-                                                     const Weights& weights,
-                                                     const Geometry& geometry, BlockPool& blocks,
-                                                     SlotPool& slots, ops::CudaBackend& backend,
-                                                     const ForwardOptions& options,
-                                                     ExecutorLimits limits);
+// outlive it. The pools lie in device memory. Everything a step needs is allocated, and every graph
+// captured, here. Results do not depend on `cuda`.
+Expected<std::unique_ptr<Executor>> MakeCudaExecutor(
+    const ModelConfig& config, const Weights& weights, const Geometry& geometry, BlockPool& blocks,
+    SlotPool& slots, ops::CudaBackend& backend, const ForwardOptions& options,
+    ExecutorLimits limits, const CudaExecutorOptions& cuda = {});
 
 }  // namespace fathom

@@ -30,8 +30,11 @@ class StepArrays {
 
   StepArrays(ops::Backend& backend, const Limits& limits);
 
-  // The plan keeps within the limits.
-  Uploaded Upload(const StepPlan& plan);
+  // The plan keeps within the limits. The block table is `table_width` blocks wide where the plan's
+  // is narrower. Addresses follow from the numbers of tokens, sequences and logit rows and from the
+  // width alone: View says them without a copy.
+  Uploaded Upload(const StepPlan& plan, int32_t table_width = 0);
+  Uploaded View(int32_t tokens, int32_t sequences, int32_t logit_rows, int32_t table_width) const;
 
  private:
   ops::Backend& backend_;

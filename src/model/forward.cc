@@ -35,6 +35,7 @@ struct Buffers {
   MatrixView q;                 // [T, H*512]; attention output overwrites it
   MatrixView kv;                // [T, 512]
   MatrixView c, g;              // [T, 1024] compressor projections
+  MatrixView index_c, index_g;  // [T, 256] the indexer's
   MatrixView index_q;           // [T, Hi*128]
   MatrixView index_w;           // [T, Hi]
   MatrixView grouped;           // [T, G*R]
@@ -82,6 +83,8 @@ struct Buffers {
     kv = matrix(t, kHeadDim);
     c = f32_matrix(t, 2 * kHeadDim);
     g = f32_matrix(t, 2 * kHeadDim);
+    index_c = f32_matrix(t, 2 * kIndexDim);
+    index_g = f32_matrix(t, 2 * kIndexDim);
     index_q = matrix(t, config.index_heads * int64_t{kIndexDim});
     index_w = matrix(t, config.index_heads);
     grouped = matrix(t, config.o_groups * config.o_lora_rank);
@@ -122,6 +125,7 @@ struct Forward::Impl : Buffers {
   const ops::StepView* step = nullptr;
   Tap* tap = nullptr;
   int64_t tokens = 0;
+  bool branches = false;  // independent parts run beside each other
 
   Impl(const ModelConfig& c_, const Weights& w, ops::Backend& b, const ForwardOptions& o_)
       : config(c_), weights(w), backend(b), options(o_) {
@@ -170,8 +174,10 @@ struct Forward::Impl : Buffers {
                              .numerics = options.numerics});
   }
 
-  void Compress(const CompressorWeights& compressor, int ratio, int channels, float* state,
-                int64_t state_stride, const ops::PagedRows& rows) {
+  // `c` and `g` hold the projections.
+  void Compress(const CompressorWeights& compressor, int ratio, int channels, const MatrixView& c,
+                const MatrixView& g, float* state, int64_t state_stride,
+                const ops::PagedRows& rows) {
     const int64_t width = ratio == 4 ? 2 * channels : channels;
     const MatrixView values = Dense(c, width);
     const MatrixView gates = Dense(g, width);
@@ -192,18 +198,37 @@ struct Forward::Impl : Buffers {
                         .numerics = options.numerics});
   }
 
-  // z -> o (model.md 4 and 5).
+  void Branch(int lane) {
+    if (branches) backend.Branch(lane);
+  }
+
+  // z -> o (model.md 4 and 5). Few tokens leave most of a GPU idle: the query and the window row,
+  // the compressed row, and the indexer's choice are then computed beside each other.
   void Attention(const std::string& name, int layer, const LayerKv& cache) {
     const LayerWeights& w = weights.layers[layer];
     const LayerKind kind = config.kind(layer);
     const float* rope = kind == LayerKind::kSwa ? rope_plain : rope_yarn;
+    const bool csa = kind == LayerKind::kCsa;
 
+    Branch(0);
     Linear(Rows(z), w.wq_a, Rows(qa));
     backend.RmsNorm(
         {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
     Show(name + ".attn.q_latent", Rows(qa));
-    Linear(Rows(qa), w.wq_b, Rows(q));
+    if (csa) {
+      Branch(2);
+      Compress(w.index_compressor, 4, kIndexDim, index_c, index_g, cache.index_state,
+               cache.index_state_stride, cache.index_keys);
+      Linear(Rows(z), w.index_weights_proj, Rows(index_w));
+      if (branches) backend.Await(0);  // the query latent
+      Linear(Rows(qa), w.index_wq_b, Rows(index_q));
+      Select(name, cache);
+    }
+    Branch(1);
     Linear(Rows(z), w.wkv, Rows(kv));
+    Branch(0);
+    Linear(Rows(qa), w.wq_b, Rows(q));
+    if (branches) backend.Await(1);
     step_rows.format = cache.ring.format;
     backend.NormRopeInsert({.q = Rows(q),
                             .kv = Rows(kv),
@@ -214,19 +239,12 @@ struct Forward::Impl : Buffers {
                             .round_kv = options.kv_rounding,
                             .numerics = options.numerics});
     Show(name + ".attn.q", Rows(q));
-
-    const bool csa = kind == LayerKind::kCsa;
     if (kind != LayerKind::kSwa) {
-      Compress(w.compressor, csa ? 4 : 128, kHeadDim, cache.state, cache.state_stride,
+      Branch(1);
+      Compress(w.compressor, csa ? 4 : 128, kHeadDim, c, g, cache.state, cache.state_stride,
                cache.compressed);
     }
-    if (csa) {
-      Compress(w.index_compressor, 4, kIndexDim, cache.index_state, cache.index_state_stride,
-               cache.index_keys);
-      Linear(Rows(qa), w.index_wq_b, Rows(index_q));
-      Linear(Rows(z), w.index_weights_proj, Rows(index_w));
-      Select(name, cache);
-    }
+    if (branches) backend.Join();
     backend.SparseAttention({.step = step,
                              .heads = config.num_heads,
                              .q = Rows(q),
@@ -239,8 +257,10 @@ struct Forward::Impl : Buffers {
                              .sink = w.attn_sink.data(),
                              .out = Rows(q),
                              .numerics = options.numerics});
-    backend.WindowCommit({.step = step, .step_rows = step_rows, .ring = cache.ring});
     Show(name + ".attn.heads", Rows(q));
+    Branch(1);
+    backend.WindowCommit({.step = step, .step_rows = step_rows, .ring = cache.ring});
+    Branch(0);
     backend.OutputProjection({.o = Rows(q),
                               .rope = rope,
                               .heads = config.num_heads,
@@ -249,6 +269,7 @@ struct Forward::Impl : Buffers {
                               .y = Rows(grouped),
                               .numerics = options.numerics});
     Linear(Rows(grouped), w.wo_b, Rows(o));
+    if (branches) backend.Join();
   }
 
   // The indexer's choice; scores are materialised only for a tap that asks (a debugging aid that
@@ -370,6 +391,7 @@ void Forward::Run(const ops::StepView& step, const KvView& kv, std::span<const i
   impl_->step = &step;
   impl_->tokens = step.num_tokens;
   impl_->tap = tap;
+  impl_->branches = tap == nullptr && step.num_tokens <= impl_->options.branch_tokens;
   impl_->Run(kv, logit_rows, logits);
 }
 

@@ -29,10 +29,16 @@ class Tap {
   virtual void Put(std::string_view name, const MatrixView& value) = 0;
 };
 
+// ForwardOptions::branch_tokens on a GPU.
+inline constexpr int kGpuBranchTokens = 64;
+
 struct ForwardOptions {
   ops::Numerics numerics = ops::Numerics::kProduct;
   int max_tokens = 512;  // T of the largest step
   int max_logit_rows = 64;
+  // Steps of at most so many tokens run the independent parts of attention beside each other, where
+  // the backend can (ops::Backend::Branch); 0: none do. Results do not depend on it.
+  int branch_tokens = 0;
   bool kv_rounding = true;   // false: the April reference code, whose KV rounding was a no-op
   bool shared_clamp = true;  // false: the April reference code, shared expert without clamp
 };

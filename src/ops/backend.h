@@ -40,6 +40,15 @@ class Backend {
   // Waits for all work submitted so far.
   virtual void Wait() {}
 
+  // Parts of a step that do not need each other. What follows Branch(lane) depends on what came
+  // before the first Branch, on the same lane and, after Await(other), on what `other` holds by
+  // then; Join ends all lanes: what follows depends on all of them. Lanes write to different
+  // memory. A backend may run everything in the order of the calls, as these defaults do.
+  static constexpr int kLanes = 3;
+  virtual void Branch(int /*lane*/) {}
+  virtual void Await(int /*other*/) {}
+  virtual void Join() {}
+
   // table [T, 64]: RopeTableRow at every token's position; built once per step.
   virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
   virtual void Embed(const EmbedArgs&) = 0;

@@ -217,7 +217,7 @@ void BenchIndexer(RowFormat format, const char* name, int32_t context, int batch
   const Memory q(RandomBf16(batch * width, 3)), w(RandomBf16(batch * kHeads, 4));
   const Memory rope(std::vector<float>(batch * kRopeDim, 0.70710678f));
   const Memory selected(int64_t{batch} * kTopK * 4), counts(int64_t{batch} * 4);
-  const Memory scratch(IndexerCudaScratchBytes(batch, kTopK));
+  const Memory scratch(IndexerCudaScratchBytes(batch));
   IndexerArgs args;
   args.step = &step.view;
   args.heads = kHeads;

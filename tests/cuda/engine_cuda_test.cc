@@ -11,14 +11,15 @@
 namespace fathom::golden {
 namespace {
 
-std::unique_ptr<Engine> StartCuda(Model& model, EngineOptions options) {
+std::unique_ptr<Engine> StartCuda(Model& model, EngineOptions options,
+                                  const CudaExecutorOptions& cuda = {}) {
   options.eos_token = model.config.eos_token;
   const Geometry geometry = *MakeGeometry(model.config, {});
   auto engine = Engine::Start(
       options, geometry,
       [&](BlockPool& blocks, SlotPool& slots) {
         return MakeCudaExecutor(model.config, model.weights, geometry, blocks, slots,
-                                static_cast<ops::CudaBackend&>(*model.backend), {}, {});
+                                static_cast<ops::CudaBackend&>(*model.backend), {}, {}, cuda);
       },
       ReserveCuda);
   EXPECT_TRUE(engine.has_value()) << engine.error().message;
@@ -98,6 +99,46 @@ TEST(EngineCuda, HostTierAndPreemptionGiveTheSameText) {
   }
   EXPECT_GT(warm->stats().preemptions, 0u);
   EXPECT_GT(warm->stats().prefix.blocks_from_host, 0u);
+}
+
+// Kernel by kernel on one stream is the order the other three must not differ from.
+TEST(EngineCuda, GraphsAndStreamsChangeNoToken) {
+  FATHOM_NEEDS_DEVICE();
+  Model& model = Demo(Device::kCuda);
+  constexpr int kMost = 64;
+  const EngineOptions options{
+      .max_model_len = 4'096, .max_num_seqs = kMost, .num_blocks = 400, .prefix_caching = false};
+  const auto answers = [&](Engine& engine, int count) {
+    auto queue = std::make_shared<Collector>();
+    std::vector<RequestId> ids;
+    for (int i = 0; i < count; ++i) {
+      // Up to 12 blocks: tables of two widths, which change while a sequence grows.
+      Request request = Ask(queue, Text(model, count > 16 ? 40 + i : 100 + 190 * i, 3 * i), 24);
+      request.ignore_eos = true;
+      ids.push_back(*engine.Submit(std::move(request)));
+    }
+    std::vector<std::vector<TokenId>> tokens;
+    for (const RequestId id : ids) tokens.push_back(queue->Wait(id).tokens);
+    return tokens;
+  };
+  const std::vector<int> counts = {1, 2, 3, 7, 16, 33, kMost};
+  std::vector<std::vector<std::vector<TokenId>>> right;
+  {
+    auto plain = StartCuda(model, options, {.max_graph_sequences = 0, .branch_tokens = 0});
+    for (const int count : counts) right.push_back(answers(*plain, count));
+  }
+  for (const CudaExecutorOptions& cuda :
+       {CudaExecutorOptions{.max_graph_sequences = 0, .branch_tokens = 64},
+        CudaExecutorOptions{.max_graph_sequences = kMost, .branch_tokens = 0},
+        CudaExecutorOptions{.max_graph_sequences = kMost, .branch_tokens = 64},
+        CudaExecutorOptions{.max_graph_sequences = 5, .branch_tokens = 20}}) {
+    auto engine = StartCuda(model, options, cuda);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      EXPECT_EQ(answers(*engine, counts[i]), right[i])
+          << counts[i] << " sequences, graphs up to " << cuda.max_graph_sequences
+          << ", streams up to " << cuda.branch_tokens;
+    }
+  }
 }
 
 }  // namespace

@@ -180,7 +180,7 @@ Result OnDevice(const Fixture& f, bool with_scores) {
   const DeviceArray<int32_t> selected(std::vector<int32_t>(tokens * f.c.top_k, -7));
   const DeviceArray<int32_t> counts(std::vector<int32_t>(tokens, -7));
   const DeviceArray<float> scores(std::vector<float>(r.scores_stride * tokens, -77.0f));
-  const DeviceArray<std::byte> scratch(IndexerCudaScratchBytes(tokens, f.c.top_k));
+  const DeviceArray<std::byte> scratch(IndexerCudaScratchBytes(tokens));
   args.step = &step.view();
   args.q = q.view();
   args.w = w.view();
@@ -522,9 +522,9 @@ TEST(IndexerCuda, PaddingSelectsNothing) {
 }
 
 TEST(IndexerCuda, ScratchIsBounded) {
-  const int64_t most = IndexerCudaScratchBytes(264, 1024);
+  const int64_t most = IndexerCudaScratchBytes(264);
   EXPECT_LE(most, 80 << 20);
-  EXPECT_EQ(IndexerCudaScratchBytes(1 << 20, 1024), most);
+  EXPECT_EQ(IndexerCudaScratchBytes(1 << 20), most);
 }
 
 }  // namespace

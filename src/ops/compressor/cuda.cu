@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "ops/compressor/cuda.h"
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/hopper.cuh"
 #include "ops/quantise/cuda.cuh"
 
 namespace fathom::ops {
@@ -103,6 +103,8 @@ __device__ void FinishRow(const CompressorParams& p, float x, int32_t sequence, 
 
 template <int kChannels>
 __global__ void __launch_bounds__(kChannels) Ratio4Rows(const CompressorParams p) {
+  LetNextStart();
+  WaitForPrevious();
   const int32_t t = blockIdx.x;
   const int32_t position = p.step.position[t];
   if (position < 0 || position % 4 != 3) return;
@@ -148,6 +150,8 @@ __global__ void __launch_bounds__(kChannels) Ratio4Rows(const CompressorParams p
 // last token with remainder i. A thread keeps to its columns of c and g, so it may read rows 4..7
 // before it overwrites them.
 __global__ void Ratio4State(const CompressorParams p, int channels) {
+  LetNextStart();
+  WaitForPrevious();
   const int32_t s = blockIdx.x;
   const Span span = SpanOf(p.step, s);
   const int column = blockIdx.y * kStateThreads + threadIdx.x;  // of [c | g]
@@ -214,6 +218,8 @@ __device__ Record RecordAt(const CompressorParams& p, const Span& span, const fl
 }
 
 __global__ void __launch_bounds__(kHeadDim) Ratio128Rows(const CompressorParams p) {
+  LetNextStart();
+  WaitForPrevious();
   const int32_t t = blockIdx.x;
   const int32_t position = p.step.position[t];
   if (position < 0 || position % 128 != 127) return;
@@ -225,6 +231,8 @@ __global__ void __launch_bounds__(kHeadDim) Ratio128Rows(const CompressorParams 
 }
 
 __global__ void Ratio128State(const CompressorParams p) {
+  LetNextStart();
+  WaitForPrevious();
   const int32_t s = blockIdx.x;
   const Span span = SpanOf(p.step, s);
   if (span.begin < 0 || span.end <= span.begin) return;
@@ -257,20 +265,22 @@ void CompressorCuda(const CompressorArgs& args, CudaStream stream) {
   p.round_kv = args.round_kv;
   const auto tokens = static_cast<unsigned>(args.step->num_tokens);
   const auto sequences = static_cast<unsigned>(args.step->num_sequences);
+  const auto launch = [&](auto kernel, dim3 grid, int threads, auto... arguments) {
+    cuda::LaunchOverlapped(kernel, grid, threads, 0, stream, 1, p, arguments...);
+  };
   if (args.ratio == 128) {
-    cuda::Ratio128Rows<<<tokens, kHeadDim, 0, stream>>>(p);
-    cuda::Ratio128State<<<dim3(sequences, kHeadDim / cuda::kStateThreads), cuda::kStateThreads, 0,
-                          stream>>>(p);
-  } else {
-    if (args.channels == kHeadDim) {
-      cuda::Ratio4Rows<kHeadDim><<<tokens, kHeadDim, 0, stream>>>(p);
-    } else {
-      cuda::Ratio4Rows<kIndexDim><<<tokens, kIndexDim, 0, stream>>>(p);
-    }
-    cuda::Ratio4State<<<dim3(sequences, cuda::Blocks(4 * args.channels, cuda::kStateThreads)),
-                        cuda::kStateThreads, 0, stream>>>(p, args.channels);
+    launch(cuda::Ratio128Rows, tokens, kHeadDim);
+    launch(cuda::Ratio128State, dim3(sequences, kHeadDim / cuda::kStateThreads),
+           cuda::kStateThreads);
+    return;
   }
-  FATHOM_CUDA_CHECK(cudaGetLastError());
+  if (args.channels == kHeadDim) {
+    launch(cuda::Ratio4Rows<kHeadDim>, tokens, kHeadDim);
+  } else {
+    launch(cuda::Ratio4Rows<kIndexDim>, tokens, kIndexDim);
+  }
+  launch(cuda::Ratio4State, dim3(sequences, cuda::Blocks(4 * args.channels, cuda::kStateThreads)),
+         cuda::kStateThreads, args.channels);
 }
 
 }  // namespace fathom::ops

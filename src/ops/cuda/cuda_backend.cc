@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -24,6 +25,8 @@ constexpr int64_t kStagingBytes = int64_t{4} << 20;  // a step's arrays; larger 
 
 // The device's name and capability when the kernels run on it, else why not.
 Expected<std::string> UsableDevice() {
+  // Every kernel is loaded at the start, none in the middle of a capture or of a step.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   (void)cudaGetLastError();
@@ -54,19 +57,27 @@ Expected<std::unique_ptr<CudaBackend>> CudaBackend::Make() {
 
 CudaBackend::CudaBackend() {
   FATHOM_CUDA_CHECK(cudaSetDevice(0));
-  FATHOM_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  for (Lane& lane : lanes_) {
+    FATHOM_CUDA_CHECK(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
+    FATHOM_CUDA_CHECK(cudaEventCreateWithFlags(&lane.event, cudaEventDisableTiming));
+  }
+  FATHOM_CUDA_CHECK(cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming));
   FATHOM_CUDA_CHECK(cudaEventCreateWithFlags(&staged_, cudaEventDisableTiming));
   FATHOM_CUDA_CHECK(cudaMallocHost(&staging_, kStagingBytes));
   staging_bytes_ = kStagingBytes;
 }
 
 CudaBackend::~CudaBackend() {
-  FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream()));
   for (void* memory : memory_) FATHOM_CUDA_CHECK(cudaFree(memory));
-  FATHOM_CUDA_CHECK(cudaFree(scratch_));
   FATHOM_CUDA_CHECK(cudaFreeHost(staging_));
   FATHOM_CUDA_CHECK(cudaEventDestroy(staged_));
-  FATHOM_CUDA_CHECK(cudaStreamDestroy(stream_));
+  FATHOM_CUDA_CHECK(cudaEventDestroy(fork_));
+  for (Lane& lane : lanes_) {
+    FATHOM_CUDA_CHECK(cudaFree(lane.scratch));
+    FATHOM_CUDA_CHECK(cudaEventDestroy(lane.event));
+    FATHOM_CUDA_CHECK(cudaStreamDestroy(lane.stream));
+  }
 }
 
 CudaMemory CudaBackend::Memory() {
@@ -102,18 +113,56 @@ void CudaBackend::PlanScratch(const std::function<void()>& run) {
 }
 
 void* CudaBackend::Scratch(int64_t bytes) {
-  if (bytes <= scratch_bytes_) return scratch_;
-  FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  FATHOM_CUDA_CHECK(cudaFree(scratch_));
-  FATHOM_CUDA_CHECK(cudaMalloc(&scratch_, static_cast<size_t>(bytes)));
-  scratch_bytes_ = bytes;
-  return scratch_;
+  Lane& lane = lanes_[lane_];
+  if (bytes <= lane.scratch_bytes) return lane.scratch;
+  // A captured graph may hold the old address: it stays until the backend goes.
+  if (lane.scratch != nullptr) memory_.push_back(lane.scratch);
+  FATHOM_CUDA_CHECK(cudaMalloc(&lane.scratch, static_cast<size_t>(bytes)));
+  lane.scratch_bytes = bytes;
+  return lane.scratch;
+}
+
+int64_t CudaBackend::scratch_bytes() const {
+  int64_t bytes = 0;
+  for (const Lane& lane : lanes_) bytes += lane.scratch_bytes;
+  return bytes;
+}
+
+void CudaBackend::Branch(int lane) {
+  FATHOM_CHECK(lane >= 0 && lane < kLanes);
+  if (!planning_) {
+    if (!branched_) FATHOM_CUDA_CHECK(cudaEventRecord(fork_, lanes_[0].stream));
+    if (lane != 0 && !lanes_[lane].active) {
+      FATHOM_CUDA_CHECK(cudaStreamWaitEvent(lanes_[lane].stream, fork_));
+      lanes_[lane].active = true;
+    }
+  }
+  branched_ = true;
+  lane_ = lane;
+}
+
+void CudaBackend::Await(int other) {
+  FATHOM_CHECK(branched_ && other >= 0 && other < kLanes && other != lane_);
+  if (planning_) return;
+  FATHOM_CUDA_CHECK(cudaEventRecord(lanes_[other].event, lanes_[other].stream));
+  FATHOM_CUDA_CHECK(cudaStreamWaitEvent(stream(), lanes_[other].event));
+}
+
+void CudaBackend::Join() {
+  lane_ = 0;
+  branched_ = false;
+  for (Lane& lane : lanes_) {
+    if (!lane.active) continue;
+    FATHOM_CUDA_CHECK(cudaEventRecord(lane.event, lane.stream));
+    FATHOM_CUDA_CHECK(cudaStreamWaitEvent(stream(), lane.event));
+    lane.active = false;
+  }
 }
 
 void CudaBackend::ToHost(void* host, const void* data, int64_t bytes) {
   FATHOM_CUDA_CHECK(
-      cudaMemcpyAsync(host, data, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_));
-  FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream_));
+      cudaMemcpyAsync(host, data, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream()));
+  FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream()));
 }
 
 void CudaBackend::FromHost(void* data, const void* host, int64_t bytes) {
@@ -122,22 +171,22 @@ void CudaBackend::FromHost(void* data, const void* host, int64_t bytes) {
     FATHOM_CUDA_CHECK(cudaEventSynchronize(staged_));  // the copy before has left the staging
     std::memcpy(staging_, static_cast<const std::byte*>(host) + at, size);
     FATHOM_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(data) + at, staging_, size,
-                                      cudaMemcpyHostToDevice, stream_));
-    FATHOM_CUDA_CHECK(cudaEventRecord(staged_, stream_));
+                                      cudaMemcpyHostToDevice, stream()));
+    FATHOM_CUDA_CHECK(cudaEventRecord(staged_, stream()));
   }
 }
 
 void CudaBackend::Copy(void* to, const void* from, int64_t bytes) {
   FATHOM_CUDA_CHECK(
-      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream()));
 }
 
 void CudaBackend::Fill(void* data, uint8_t value, int64_t bytes) {
-  FATHOM_CUDA_CHECK(cudaMemsetAsync(data, value, static_cast<size_t>(bytes), stream_));
+  FATHOM_CUDA_CHECK(cudaMemsetAsync(data, value, static_cast<size_t>(bytes), stream()));
 }
 
 void CudaBackend::Wait() {
-  FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream()));
 }
 
 const void* CudaBackend::Find(const void* host) const {
@@ -153,39 +202,39 @@ HyperConnectionSite CudaBackend::At(const HyperConnectionSite& site) const {
 
 void CudaBackend::RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) {
   if (planning_) return;
-  RopeTablesCuda(step, rope, table, stream_);
+  RopeTablesCuda(step, rope, table, stream());
 }
 
 void CudaBackend::Embed(const EmbedArgs& host) {
   if (planning_) return;
   EmbedArgs args = host;
   args.table = At(args.table);
-  EmbedCuda(args, stream_);
+  EmbedCuda(args, stream());
 }
 
 void CudaBackend::Linear(const LinearArgs& args) {
   void* scratch = Scratch(LinearCudaScratchBytes(args.x.rows, args.weight->in));
   if (planning_) return;
-  LinearCuda(args, scratch, stream_);
+  LinearCuda(args, scratch, stream());
 }
 
 void CudaBackend::RmsNorm(const RmsNormArgs& host) {
   if (planning_) return;
   RmsNormArgs args = host;
   args.weight = At(args.weight);
-  RmsNormCuda(args, stream_);
+  RmsNormCuda(args, stream());
 }
 
 void CudaBackend::NormRopeInsert(const NormRopeInsertArgs& host) {
   if (planning_) return;
   NormRopeInsertArgs args = host;
   args.kv_norm = At(args.kv_norm);
-  NormRopeInsertCuda(args, stream_);
+  NormRopeInsertCuda(args, stream());
 }
 
 void CudaBackend::WindowCommit(const WindowCommitArgs& args) {
   if (planning_) return;
-  WindowCommitCuda(args, stream_);
+  WindowCommitCuda(args, stream());
 }
 
 void CudaBackend::Compressor(const CompressorArgs& host) {
@@ -193,13 +242,13 @@ void CudaBackend::Compressor(const CompressorArgs& host) {
   CompressorArgs args = host;
   args.ape = At(args.ape);
   args.norm = At(args.norm);
-  CompressorCuda(args, stream_);
+  CompressorCuda(args, stream());
 }
 
 void CudaBackend::Indexer(const IndexerArgs& args) {
-  void* scratch = Scratch(IndexerCudaScratchBytes(args.step->num_tokens, args.top_k));
+  void* scratch = Scratch(IndexerCudaScratchBytes(args.step->num_tokens));
   if (planning_) return;
-  IndexerCuda(args, scratch, stream_);
+  IndexerCuda(args, scratch, stream());
 }
 
 void CudaBackend::SparseAttention(const SparseAttentionArgs& host) {
@@ -207,13 +256,13 @@ void CudaBackend::SparseAttention(const SparseAttentionArgs& host) {
   if (planning_) return;
   SparseAttentionArgs args = host;
   args.sink = At(args.sink);
-  SparseAttentionCuda(args, scratch, stream_);
+  SparseAttentionCuda(args, scratch, stream());
 }
 
 void CudaBackend::OutputProjection(const OutputProjectionArgs& args) {
   void* scratch = Scratch(OutputProjectionCudaScratchBytes(args, args.o.rows));
   if (planning_) return;
-  OutputProjectionCuda(args, scratch, stream_);
+  OutputProjectionCuda(args, scratch, stream());
 }
 
 void CudaBackend::HyperConnection(const HyperConnectionArgs& host) {
@@ -222,7 +271,7 @@ void CudaBackend::HyperConnection(const HyperConnectionArgs& host) {
   const HyperConnectionSite site = args.site == nullptr ? HyperConnectionSite{} : At(*args.site);
   if (args.site != nullptr) args.site = &site;
   args.norm = At(args.norm);
-  HyperConnectionCuda(args, stream_);
+  HyperConnectionCuda(args, stream());
 }
 
 void CudaBackend::Router(const RouterArgs& host) {
@@ -230,13 +279,13 @@ void CudaBackend::Router(const RouterArgs& host) {
   RouterArgs args = host;
   args.bias = At(args.bias);
   args.tid2eid = At(args.tid2eid);
-  RouterCuda(args, stream_);
+  RouterCuda(args, stream());
 }
 
 void CudaBackend::Experts(const ExpertsArgs& args) {
   void* scratch = Scratch(ExpertsCudaScratchBytes(args, args.z.rows));
   if (planning_) return;
-  ExpertsCuda(args, scratch, stream_);
+  ExpertsCuda(args, scratch, stream());
 }
 
 void CudaBackend::Head(const HeadArgs& host) {
@@ -244,7 +293,7 @@ void CudaBackend::Head(const HeadArgs& host) {
   const HyperConnectionSite site = At(*args.site);
   args.site = &site;
   args.norm = At(args.norm);
-  if (!planning_) HeadCollapseCuda(args, stream_);
+  if (!planning_) HeadCollapseCuda(args, stream());
   // The head is a bf16 weight: no input quantisation, float32 logits.
   Linear({.x = TopRows(args.z, args.num_rows),
           .weight = args.weight,

@@ -1,5 +1,5 @@
-// CudaBackend: the forward pass on one GPU. All work goes to one stream; nothing is allocated once
-// a model is set up.
+// CudaBackend: the forward pass on one GPU. Work goes to one stream, between Branch and Join to
+// three; nothing is allocated once a model is set up.
 //
 //   FATHOM_ASSIGN(auto backend, CudaBackend::Make());
 //   FATHOM_TRY(UploadForCuda(weights, config, *backend));   // model/cuda_weights.h
@@ -10,6 +10,7 @@
 // the embedding this class remembers which device address belongs to which host address.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -46,11 +47,13 @@ class CudaBackend final : public Backend {
   // From now on the device copy stands for `host` in the arguments of every op.
   void Stand(const void* host, const void* device) { device_of_[host] = device; }
   // Reserves the scratch of everything `run` (a forward pass of the largest step) does, without
-  // launching any of it: addresses in the step may be null. Ops share one scratch, for they share a
-  // stream. Without this call it grows when an op needs more.
+  // launching any of it: addresses in the step may be null. The ops of a lane share one scratch,
+  // for they share a stream. Without this call it grows when an op needs more.
   void PlanScratch(const std::function<void()>& run);
 
-  CudaStream stream() const { return stream_; }
+  int64_t scratch_bytes() const;  // of all lanes
+  // The stream of the lane at hand; outside of Branch and Join the one everything else follows.
+  CudaStream stream() const { return lanes_[lane_].stream; }
   static CudaMemory Memory();
 
   std::byte* Allocate(int64_t bytes) override;
@@ -62,6 +65,9 @@ class CudaBackend final : public Backend {
   void Copy(void* to, const void* from, int64_t bytes) override;
   void Fill(void* data, uint8_t value, int64_t bytes) override;
   void Wait() override;
+  void Branch(int lane) override;
+  void Await(int other) override;
+  void Join() override;
 
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override;
   void Embed(const EmbedArgs&) override;
@@ -90,11 +96,20 @@ class CudaBackend final : public Backend {
   HyperConnectionSite At(const HyperConnectionSite& site) const;
   void* Scratch(int64_t bytes);
 
-  CudaStream stream_ = nullptr;
+  // A stream and what its kernels share. The stream of lane 0 is the step's.
+  struct Lane {
+    CudaStream stream = nullptr;
+    CUevent_st* event = nullptr;
+    void* scratch = nullptr;
+    int64_t scratch_bytes = 0;
+    bool active = false;  // has work that Join must wait for
+  };
+  std::array<Lane, kLanes> lanes_;
+  int lane_ = 0;
+  bool branched_ = false;
+  CUevent_st* fork_ = nullptr;
   std::vector<void*> memory_;
   std::unordered_map<const void*, const void*> device_of_;
-  void* scratch_ = nullptr;
-  int64_t scratch_bytes_ = 0;
   bool planning_ = false;
   // Copies from the host pass through pinned memory; `staged_` is the event after the last one.
   void* staging_ = nullptr;

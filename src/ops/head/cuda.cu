@@ -1,4 +1,4 @@
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/hopper.cuh"
 #include "ops/head/cuda.h"
 #include "ops/hyper_connection/cuda.h"
 
@@ -11,6 +11,8 @@ constexpr int kThreads = 256;
 template <class T>
 __global__ void Embed(const __nv_bfloat16* table, const int32_t* token, T* x, int64_t stride,
                       int64_t d) {
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
   const int64_t t = blockIdx.x;
   const int64_t i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (i >= d) return;
@@ -22,6 +24,8 @@ __global__ void Embed(const __nv_bfloat16* table, const int32_t* token, T* x, in
 template <class T>
 __global__ void Gather(const T* x, int64_t stride, const int32_t* rows, T* out, int64_t out_stride,
                        int64_t n) {
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
   const int64_t r = blockIdx.x;
   const int64_t i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (i < n) out[r * out_stride + i] = x[rows[r] * stride + i];
@@ -33,9 +37,9 @@ void EmbedCuda(const EmbedArgs& args, CudaStream stream) {
   const int64_t d = args.x.cols / kStreams;
   const dim3 grid(static_cast<unsigned>(args.x.rows), cuda::Blocks(d, kThreads));
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    Embed<<<grid, kThreads, 0, stream>>>(reinterpret_cast<const __nv_bfloat16*>(args.table),
-                                         args.token, static_cast<T*>(args.x.data), args.x.stride,
-                                         d);
+    cuda::LaunchOverlapped(Embed<T>, grid, kThreads, 0, stream, 1,
+                           reinterpret_cast<const __nv_bfloat16*>(args.table), args.token,
+                           static_cast<T*>(args.x.data), args.x.stride, d);
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }
@@ -43,9 +47,9 @@ void EmbedCuda(const EmbedArgs& args, CudaStream stream) {
 void HeadCollapseCuda(const HeadArgs& args, CudaStream stream) {
   const dim3 grid(static_cast<unsigned>(args.num_rows), cuda::Blocks(args.x.cols, kThreads));
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    Gather<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(args.x.data), args.x.stride,
-                                          args.rows, static_cast<T*>(args.gathered.data),
-                                          args.gathered.stride, args.x.cols);
+    cuda::LaunchOverlapped(Gather<T>, grid, kThreads, 0, stream, 1,
+                           static_cast<const T*>(args.x.data), args.x.stride, args.rows,
+                           static_cast<T*>(args.gathered.data), args.gathered.stride, args.x.cols);
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());
   HyperConnectionCuda({.x = TopRows(args.gathered, args.num_rows),

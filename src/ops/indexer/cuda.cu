@@ -16,9 +16,6 @@ namespace fathom::ops {
 namespace cuda {
 namespace {
 
-constexpr int64_t kScoreBytes = int64_t{64} << 20;  // the tile of scores
-constexpr int64_t kPackedBytes = int64_t{16} << 20;
-constexpr int64_t kLargestPackedQuery = 64 << 10;  // 128 heads in bf16 and room to spare
 constexpr int kWantedBlocks = 264;                 // two on every multiprocessor of an H200
 constexpr int kTilesPerBlock = 16;                 // of 64 rows, where there are many
 constexpr int kMaxClusterBlocks = 8;
@@ -91,11 +88,6 @@ void Require(bool holds, const char* what) {
 }  // namespace
 }  // namespace cuda
 
-int64_t IndexerCudaScratchBytes(int64_t max_tokens, int) {
-  return cuda::kScoreBytes +
-         std::min(cuda::kPackedBytes, std::max<int64_t>(max_tokens, 1) * cuda::kLargestPackedQuery);
-}
-
 void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream) {
   const int64_t tokens = args.step->num_tokens;
   if (tokens == 0) return;
@@ -128,14 +120,14 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream) {
   p.packed_stride = cuda::PackedLayout{p.padded_heads, fp4}.Bytes();
   const int64_t rows = int64_t{args.step->max_blocks} * args.keys.rows_per_page;
   const int64_t stride = (rows + 31) / 32 * 32;
-  cuda::Require(p.wants_scores || stride * 4 <= cuda::kScoreBytes,
+  cuda::Require(p.wants_scores || stride * 4 <= kIndexerScoreBytes,
                 "a context of more than 16M compressed rows");
   const int64_t pass = std::max<int64_t>(
       1,
       std::min(
-          {tokens, p.wants_scores ? tokens : cuda::kScoreBytes / (4 * std::max<int64_t>(stride, 1)),
-           std::min(cuda::kPackedBytes, tokens * cuda::kLargestPackedQuery) / p.packed_stride}));
-  auto* const packed = static_cast<char*>(scratch) + cuda::kScoreBytes;
+          {tokens, p.wants_scores ? tokens : kIndexerScoreBytes / (4 * std::max<int64_t>(stride, 1)),
+           std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride}));
+  auto* const packed = static_cast<char*>(scratch) + kIndexerScoreBytes;
 
   for (int64_t first = 0; first < tokens; first += pass) {
     p.first_token = static_cast<int>(first);

@@ -2,14 +2,23 @@
 // reads when it launches.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "ops/cuda/device.h"
 #include "ops/indexer/indexer.h"
 
 namespace fathom::ops {
 
 // Scratch for any step of at most `max_tokens` tokens: 64 MiB for a tile of scores and up to 16 MiB
-// for packed queries, whatever the context.
-int64_t IndexerCudaScratchBytes(int64_t max_tokens, int top_k);
+// for packed queries, whatever the context. (Inline: the memory plan asks without a GPU.)
+inline constexpr int64_t kIndexerScoreBytes = int64_t{64} << 20;
+inline constexpr int64_t kIndexerPackedBytes = int64_t{16} << 20;
+inline constexpr int64_t kIndexerPackedQuery = 64 << 10;  // 128 heads in bf16 and room to spare
+constexpr int64_t IndexerCudaScratchBytes(int64_t max_tokens) {
+  return kIndexerScoreBytes +
+         std::min(kIndexerPackedBytes, std::max<int64_t>(max_tokens, 1) * kIndexerPackedQuery);
+}
 
 // Float32 keys, and float32 queries of keys other than kFp4Index: the exact expression of
 // indexer.h, so scores and selection equal the CPU's bit for bit. Otherwise dot products by tensor

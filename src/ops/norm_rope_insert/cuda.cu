@@ -1,4 +1,4 @@
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/hopper.cuh"
 #include "ops/norm_rope_insert/cuda.h"
 #include "ops/quantise/cuda.cuh"
 
@@ -42,6 +42,8 @@ struct InsertParams {
 // A warp per head of a token; the unit past the last head is the key.
 template <class T>
 __global__ void Insert(T* q, const T* kv, InsertParams p) {
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
   const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (unit >= p.units) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -74,6 +76,8 @@ __global__ void Insert(T* q, const T* kv, InsertParams p) {
 
 // A warp per row of the step's last kWindow of every sequence.
 __global__ void Commit(StepView step, PagedRows from, PagedRows ring) {
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
   const int sequence = static_cast<int>(blockIdx.y);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto age = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / 32);
@@ -97,6 +101,8 @@ constexpr int kNormThreads = 256;
 template <class T>
 __global__ void Norm(const T* x, int64_t x_stride, const float* weight, T* y, int64_t y_stride,
                      int n, bool round) {
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
   __shared__ float partial[kNormThreads / 32];
   x += blockIdx.x * x_stride;
   y += blockIdx.x * y_stride;
@@ -120,6 +126,8 @@ __global__ void Norm(const T* x, int64_t x_stride, const float* weight, T* y, in
 
 __global__ void Tables(const int32_t* position, RopeFrequencies rope, float2* table,
                        int64_t count) {
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (at >= count) return;
   // fl(fl(t) * f), then cosf and sinf with full range reduction: angles reach 1e6.
@@ -144,24 +152,26 @@ void NormRopeInsertCuda(const NormRopeInsertArgs& args, CudaStream stream) {
                                args.round_kv,
                                args.numerics == Numerics::kProduct};
   cuda::WithActivationType(args.q.dtype, [&]<class T>(T) {
-    Insert<<<cuda::Blocks(params.units, kWarps), kWarps * 32, 0, stream>>>(
-        static_cast<T*>(args.q.data), static_cast<const T*>(args.kv.data), params);
+    cuda::LaunchOverlapped(Insert<T>, cuda::Blocks(params.units, kWarps), kWarps * 32, 0, stream, 1,
+                           static_cast<T*>(args.q.data), static_cast<const T*>(args.kv.data),
+                           params);
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }
 
 void WindowCommitCuda(const WindowCommitArgs& args, CudaStream stream) {
   const dim3 grid(kWindow / kWarps, static_cast<unsigned>(args.step->num_sequences));
-  Commit<<<grid, kWarps * 32, 0, stream>>>(*args.step, args.step_rows, args.ring);
+  cuda::LaunchOverlapped(Commit, grid, kWarps * 32, 0, stream, 1, *args.step, args.step_rows,
+                         args.ring);
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }
 
 void RmsNormCuda(const RmsNormArgs& args, CudaStream stream) {
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    Norm<<<static_cast<unsigned>(args.x.rows), kNormThreads, 0, stream>>>(
-        static_cast<const T*>(args.x.data), args.x.stride, args.weight,
-        static_cast<T*>(args.y.data), args.y.stride, static_cast<int>(args.x.cols),
-        args.numerics == Numerics::kProduct);
+    cuda::LaunchOverlapped(Norm<T>, static_cast<unsigned>(args.x.rows), kNormThreads, 0, stream, 1,
+                           static_cast<const T*>(args.x.data), args.x.stride, args.weight,
+                           static_cast<T*>(args.y.data), args.y.stride,
+                           static_cast<int>(args.x.cols), args.numerics == Numerics::kProduct);
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }
@@ -169,8 +179,8 @@ void RmsNormCuda(const RmsNormArgs& args, CudaStream stream) {
 void RopeTablesCuda(const StepView& step, const RopeFrequencies& rope, float* table,
                     CudaStream stream) {
   const int64_t count = int64_t{step.num_tokens} * kRopePairs;
-  Tables<<<cuda::Blocks(count, 128), 128, 0, stream>>>(step.position, rope,
-                                                       reinterpret_cast<float2*>(table), count);
+  cuda::LaunchOverlapped(Tables, cuda::Blocks(count, 128), 128, 0, stream, 1, step.position, rope,
+                         reinterpret_cast<float2*>(table), count);
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }
 

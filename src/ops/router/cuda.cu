@@ -1,6 +1,6 @@
 #include <cfloat>
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/hopper.cuh"
 #include "ops/router/cuda.h"
 
 namespace fathom::ops {
@@ -29,6 +29,8 @@ __device__ double Score(float x) {
 // A warp (one block) per token. Shared: biased scores [E].
 __global__ void Route(RouterParams p) {
   extern __shared__ float biased[];
+  cuda::LetNextStart();
+  cuda::WaitForPrevious();
   const int64_t t = blockIdx.x;
   const auto lane = static_cast<int>(threadIdx.x);
   const float* logits = p.logits + t * p.stride;
@@ -82,9 +84,8 @@ void RouterCuda(const RouterArgs& args, CudaStream stream) {
       args.bias,         args.tid2eid,       args.token,
       args.top_k,        args.scale,         args.experts,
       args.weights};
-  Route<<<static_cast<unsigned>(args.logits.rows), 32, params.experts * sizeof(float), stream>>>(
-      params);
-  FATHOM_CUDA_CHECK(cudaGetLastError());
+  cuda::LaunchOverlapped(Route, static_cast<unsigned>(args.logits.rows), 32,
+                         params.experts * static_cast<int64_t>(sizeof(float)), stream, 1, params);
 }
 
 }  // namespace fathom::ops

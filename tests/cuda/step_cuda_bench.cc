@@ -1,0 +1,290 @@
+// Steps of a model of real shapes with generated weights on a GPU: prefill, then decoding at
+// several contexts and batches with and without captured graphs and streams.
+//
+//   step_cuda_bench CONFIG.json [--layers N] [--experts N] [--chunk T] [--prefill T] [--quick]
+//
+// A prefix is prefilled once. Longer contexts and further sequences hold copies of its blocks, each
+// in memory of its own, so that every step reads what it would read. Times are from the call of a
+// step to its logits in host memory, median of the steps. Prints CSV and, as comments, each op's
+// share of a step when every op is waited for.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "cache/geometry.h"
+#include "engine/cuda_executor.h"
+#include "engine/step_arrays.h"
+#include "model/cuda_weights.h"
+#include "ops/timed_backend.h"
+
+namespace fathom {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+template <class T>
+T Must(Expected<T> value) {
+  if (value) return std::move(*value);
+  std::fprintf(stderr, "%s\n", value.error().message.c_str());
+  std::exit(1);
+}
+
+double Gib(int64_t bytes) {
+  return static_cast<double>(bytes) / (int64_t{1} << 30);
+}
+
+struct Options {
+  std::string config;
+  int layers = 0, experts = 0;
+  int chunk = 4096;
+  int64_t prefill = 32'768;
+  bool quick = false;
+};
+
+struct Case {
+  int64_t context;
+  int streams;
+};
+
+class Bench {
+ public:
+  Bench(const Options& options, ModelConfig config, Weights weights, ops::CudaBackend& backend)
+      : options_(options),
+        config_(std::move(config)),
+        weights_(std::move(weights)),
+        backend_(backend),
+        geometry_(Must(MakeGeometry(config_, {}))),
+        prefix_(geometry_.blocks_for(options.prefill)) {
+    cases_ = {{4'096, 1}, {4'096, 8}, {4'096, 32}, {32'768, 32}, {1'048'000, 1}};
+    if (!options.quick) {
+      cases_.insert(cases_.end(), {{32'768, 1}, {131'072, 1}, {131'072, 8}, {1'048'000, 8}});
+    }
+    int64_t blocks = prefix_;
+    for (const Case& c : cases_) {
+      blocks = std::max(blocks, c.streams * geometry_.blocks_for(c.context + kSteps));
+    }
+    block_memory_ = Must(ReserveCuda(blocks * geometry_.block_bytes, "blocks"));
+    slot_memory_ = Must(ReserveCuda(kStreams * geometry_.slot_bytes, "slots"));
+    blocks_.emplace(block_memory_->data(), geometry_.block_bytes, static_cast<int32_t>(blocks));
+    slots_.emplace(slot_memory_->data(), geometry_.slot_bytes, kStreams);
+    std::printf("# %ld blocks of %ld bytes, slots of %ld\n", blocks, geometry_.block_bytes,
+                geometry_.slot_bytes);
+  }
+
+  void Run() {
+    auto plain = Make({.max_graph_sequences = 0, .branch_tokens = 0}, "kernel by kernel");
+    Prefill(*plain);
+    CopyPrefix();
+    auto streams = Make({.max_graph_sequences = 0}, "streams");
+    auto graphs = Make({.max_graph_sequences = 32, .branch_tokens = 0}, "graphs");
+    auto both = Make({.max_graph_sequences = 32}, "graphs and streams");
+    std::printf("decode,context,streams,ms_plain,ms_streams,ms_graphs,ms_both\n");
+    for (const Case& c : cases_) {
+      std::printf("decode,%ld,%d", c.context, c.streams);
+      for (Executor* executor : {plain.get(), streams.get(), graphs.get(), both.get()}) {
+        std::printf(",%.3f", 1e3 * Decode(*executor, c));
+        std::fflush(stdout);
+      }
+      std::printf("\n");
+    }
+    Profile();
+  }
+
+ private:
+  static constexpr int kStreams = 32, kSteps = 40;
+
+  std::unique_ptr<Executor> Make(const CudaExecutorOptions& cuda, const char* name) {
+    const int64_t before = ops::CudaBackend::Memory().free;
+    const auto begin = Clock::now();
+    auto executor = Must(MakeCudaExecutor(config_, weights_, geometry_, *blocks_, *slots_, backend_,
+                                          {}, {options_.chunk, kStreams}, cuda));
+    std::printf("# executor, %s: %.2f s, %.3f GiB\n", name, Since(begin),
+                Gib(before - ops::CudaBackend::Memory().free));
+    std::fflush(stdout);
+    return executor;
+  }
+
+  TokenId RandomToken() { return static_cast<TokenId>(random_() % config_.vocab_size); }
+
+  // One token for each of so many sequences at `position`; sequence s owns the blocks from s * n.
+  void PlanDecode(const Case& c, int64_t position, StepPlan* plan) {
+    const int64_t n = geometry_.blocks_for(c.context + kSteps);
+    plan->Clear();
+    std::vector<BlockId> table(static_cast<size_t>(n));
+    for (int s = 0; s < c.streams; ++s) {
+      for (int64_t i = 0; i < n; ++i) table[i] = BlockId{static_cast<int32_t>(s * n + i)};
+      plan->AddSequence(RequestId{static_cast<uint64_t>(s)}, SlotId{s}, table);
+      plan->AddToken(RandomToken(), position, true);
+    }
+    plan->Finish();
+  }
+
+  void PlanPrefill(int64_t at, int64_t count, StepPlan* plan) {
+    std::vector<BlockId> table;
+    for (int64_t i = 0; i < geometry_.blocks_for(at + count); ++i) {
+      table.push_back(BlockId{static_cast<int32_t>(i)});
+    }
+    plan->Clear();
+    plan->AddSequence(RequestId{0}, SlotId{0}, table);
+    for (int64_t i = 0; i < count; ++i) {
+      plan->AddToken(RandomToken(), at + i, at + i + 1 == options_.prefill);
+    }
+    plan->Finish();
+  }
+
+  void Prefill(Executor& executor) {
+    std::printf("prefill,begin,tokens,seconds,tokens_per_second\n");
+    StepPlan plan;
+    double total = 0;
+    for (int64_t at = 0; at < options_.prefill; at += options_.chunk) {
+      const int64_t count = std::min<int64_t>(options_.chunk, options_.prefill - at);
+      PlanPrefill(at, count, &plan);
+      const auto begin = Clock::now();
+      Must(executor.Execute(plan));
+      backend_.Wait();
+      const double seconds = Since(begin);
+      total += seconds;
+      std::printf("prefill,%ld,%ld,%.3f,%.0f\n", at, count, seconds,
+                  static_cast<double>(count) / seconds);
+      std::fflush(stdout);
+    }
+    std::printf("prefill,0,%ld,%.3f,%.0f\n", options_.prefill, total,
+                static_cast<double>(options_.prefill) / total);
+  }
+
+  void CopyPrefix() {
+    for (int32_t b = static_cast<int32_t>(prefix_); b < blocks_->capacity(); ++b) {
+      backend_.Copy(blocks_->address(BlockId{b}),
+                    blocks_->address(BlockId{static_cast<int32_t>(b % prefix_)}),
+                    geometry_.block_bytes);
+    }
+    for (int s = 1; s < kStreams; ++s) {
+      backend_.Copy(slots_->address(SlotId{s}), slots_->address(SlotId{0}), geometry_.slot_bytes);
+    }
+    backend_.Wait();
+  }
+
+  double Decode(Executor& executor, const Case& c) {
+    std::vector<double> seconds;
+    StepPlan plan;
+    for (int i = 0; i < kSteps; ++i) {
+      PlanDecode(c, c.context + i, &plan);
+      const auto begin = Clock::now();
+      Must(executor.Execute(plan));
+      if (i >= 4) seconds.push_back(Since(begin));
+    }
+    const auto middle = seconds.begin() + std::ssize(seconds) / 2;
+    std::nth_element(seconds.begin(), middle, seconds.end());
+    return *middle;
+  }
+
+  void Profile() {
+    ops::TimedBackend timed(backend_);
+    Forward forward(config_, weights_, timed,
+                    {.max_tokens = options_.chunk, .max_logit_rows = kStreams});
+    StepArrays arrays(backend_, {.tokens = options_.chunk,
+                                 .sequences = kStreams,
+                                 .blocks_per_sequence = geometry_.blocks_for(1 << 20),
+                                 .logit_rows = kStreams});
+    const KvView kv = MakeKvView(geometry_, config_.num_layers, blocks_->base(), slots_->base());
+    auto* logits = reinterpret_cast<float*>(backend_.Allocate(kStreams * config_.vocab_size * 4));
+    StepPlan plan;
+    const auto run = [&](const char* what, int steps) {
+      const StepArrays::Uploaded step = arrays.Upload(plan);
+      for (int i = 0; i <= steps; ++i) {
+        if (i == 1) timed.Reset();  // the first one warms up
+        forward.Run(step.view, kv, step.logit_rows,
+                    F32Matrix(logits, std::ssize(step.logit_rows), config_.vocab_size));
+        backend_.Wait();
+      }
+      std::vector<std::pair<double, std::string>> ops;
+      double total = 0;
+      for (const auto& [op, time] : timed.seconds()) {
+        ops.emplace_back(time, op);
+        total += time;
+      }
+      std::sort(ops.rbegin(), ops.rend());
+      std::printf("# %s: %.3f ms, every op waited for\n", what, 1e3 * total / steps);
+      for (const auto& [time, op] : ops) {
+        std::printf("#   %5.1f %%  %-24s %10.1f us\n", 100 * time / total, op.c_str(),
+                    1e6 * time / steps);
+      }
+      std::fflush(stdout);
+    };
+    PlanDecode({4'096, 1}, 4'096, &plan);
+    run("decode, 4K, one stream", 4);
+    PlanDecode({32'768, 32}, 32'768, &plan);
+    run("decode, 32K, 32 streams", 4);
+    PlanDecode({1'048'000, 1}, 1'048'000, &plan);
+    run("decode, 1M, one stream", 4);
+    PlanPrefill(options_.prefill - options_.chunk, options_.chunk, &plan);
+    run("prefill, the last chunk", 1);
+  }
+
+  const Options& options_;
+  ModelConfig config_;
+  Weights weights_;
+  ops::CudaBackend& backend_;
+  Geometry geometry_;
+  int64_t prefix_;  // blocks
+  std::vector<Case> cases_;
+  std::optional<Reservation> block_memory_, slot_memory_;
+  std::optional<BlockPool> blocks_;
+  std::optional<SlotPool> slots_;
+  std::mt19937 random_{7};
+};
+
+int Main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    const auto number = [&] { return i + 1 < argc ? std::atoi(argv[++i]) : 0; };
+    if (name == "--layers") options.layers = number();
+    else if (name == "--experts") options.experts = number();
+    else if (name == "--chunk") options.chunk = number();
+    else if (name == "--prefill") options.prefill = number();
+    else if (name == "--quick") options.quick = true;
+    else options.config = name;
+  }
+  std::ifstream file(options.config);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  ModelConfig config = Must(ParseModelConfig(text, options.config));
+  if (options.experts > 0) config.num_experts = options.experts;
+  if (options.layers > 0) config.num_layers = std::min(options.layers, config.num_layers);
+
+  auto begin = Clock::now();
+  Weights weights = Must(LoadWeights("", config, {LoadFormat::kDummy, 0, false}));
+  std::printf("# %d layers, %d experts: %.2f GiB of weights made in %.1f s\n", config.num_layers,
+              config.num_experts, Gib(weights.total_bytes), Since(begin));
+  std::fflush(stdout);
+  auto backend = Must(ops::CudaBackend::Make());
+  begin = Clock::now();
+  if (const Status status = UploadForCuda(weights, config, *backend); !status) {
+    std::fprintf(stderr, "%s\n", status.error().message.c_str());
+    return 1;
+  }
+  std::printf("# uploaded in %.1f s, %.2f GiB are free\n", Since(begin),
+              Gib(ops::CudaBackend::Memory().free));
+  std::fflush(stdout);
+  Bench(options, std::move(config), std::move(weights), *backend).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace fathom
+
+int main(int argc, char** argv) {
+  return fathom::Main(argc, argv);
+}
