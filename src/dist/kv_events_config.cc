@@ -1,5 +1,6 @@
 #include "dist/kv_events_config.h"
 
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "model/strict_json.h"
@@ -38,9 +39,27 @@ bool StartsWith(std::string_view text, std::string_view with) {
   return text.substr(0, with.size()) == with;
 }
 
-Status CheckEndpoint(const std::string& endpoint, const char* key) {
+// ZeroMQ takes any number for a port and drops its upper bits.
+Status CheckPort(const std::string& endpoint, const char* key, bool binds) {
+  const size_t colon = endpoint.rfind(':');
+  const std::string_view port = std::string_view(endpoint).substr(colon + 1);
+  if (colon < std::string_view("tcp://").size()) {
+    return Refuse("{} '{}' has no port", key, endpoint);
+  }
+  if (binds && port == "*") return {};
+  int64_t number = -1;
+  const auto [rest, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  const bool whole = error == std::errc() && rest == port.data() + port.size();
+  const int64_t low = binds ? 0 : 1;
+  if (whole && number >= low && number <= 65'535) return {};
+  return Refuse("{} '{}': the port '{}' is no number from {} to 65535{}", key, endpoint, port, low,
+                binds ? " (0 or *: a free one)" : "");
+}
+
+Status CheckEndpoint(const std::string& endpoint, const char* key, bool binds) {
   for (const std::string_view scheme : {"tcp://", "ipc://", "inproc://"}) {
-    if (StartsWith(endpoint, scheme) && endpoint.size() > scheme.size()) return {};
+    if (!StartsWith(endpoint, scheme) || endpoint.size() == scheme.size()) continue;
+    return scheme == "tcp://" ? CheckPort(endpoint, key, binds) : Status{};
   }
   return Refuse("{} '{}' is not an address like tcp://*:5557, ipc:///PATH or inproc://NAME", key,
                 endpoint);
@@ -73,7 +92,7 @@ Status ReadKey(const std::string& key, const json& value, KvEventsConfig* config
   if (key == "replay_endpoint") {
     if (value.is_null()) return {};
     FATHOM_TRY(ReadText(value, key, &config->replay_endpoint));
-    return CheckEndpoint(config->replay_endpoint, "replay_endpoint");
+    return CheckEndpoint(config->replay_endpoint, "replay_endpoint", true);
   }
   if (key == "topic") return ReadText(value, key, &config->topic);
   if (key == "buffer_steps") return ReadCount(value, key, 0, &config->buffer_steps);
@@ -96,7 +115,7 @@ Expected<KvEventsConfig> KvEventsConfig::Parse(std::string_view text) {
   if (!object->is_object()) return Refuse("must be a JSON object, not {}", ShortJson(*object));
   KvEventsConfig config;
   for (const auto& [key, value] : object->items()) FATHOM_TRY(ReadKey(key, value, &config));
-  FATHOM_TRY(CheckEndpoint(config.endpoint, "endpoint"));
+  FATHOM_TRY(CheckEndpoint(config.endpoint, "endpoint", BindsEndpoint(config.endpoint)));
   if (config.publisher.empty()) config.publisher = config.enable_kv_cache_events ? "zmq" : "null";
   return config;
 }

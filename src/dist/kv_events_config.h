@@ -28,8 +28,8 @@ struct KvEventsConfig {
   KvEventEncoding encoding = KvEventEncoding::kMap;  // ours: "map" | "array"
 
   // A JSON object with vLLM's keys and `encoding`. Unknown keys, wrong types, values out of range
-  // and endpoints that ZeroMQ does not know are kInvalidArgument; the sentence names the key and
-  // the error's param is --kv-events-config.
+  // and endpoints that ZeroMQ does not know or whose port is none are kInvalidArgument; the
+  // sentence names the key and the error's param is --kv-events-config.
   static Expected<KvEventsConfig> Parse(std::string_view json);
 
   bool publishes() const { return enable_kv_cache_events && publisher != "null"; }

@@ -71,6 +71,33 @@ TEST(KvEventsConfig, MistakesNameTheKey) {
   EXPECT_THAT(ErrorOf(R"({"topic": "a", "topic": "b"})"), HasSubstr("topic"));
 }
 
+TEST(KvEventsConfig, PortsThatAreNoneAreRefused) {
+  const auto error = [](const std::string& key, const std::string& address) {
+    return ErrorOf(fmt::format(R"({{"{}": "{}"}})", key, address));
+  };
+  for (const char* key : {"endpoint", "replay_endpoint"}) {
+    for (const char* port :
+         {"99999", "65536", "-1", "http", "5557x", "", " 1", "0x10", "99999999999999999999"}) {
+      const std::string address = fmt::format("tcp://*:{}", port);
+      EXPECT_THAT(error(key, address),
+                  HasSubstr(fmt::format("--kv-events-config: {} '{}': the port '{}' is no number "
+                                        "from 0 to 65535",
+                                        key, address, port)));
+    }
+    EXPECT_THAT(error(key, "tcp://*"), HasSubstr("has no port"));
+    for (const char* address : {"tcp://*:65535", "tcp://*:0", "tcp://*:*", "tcp://[::1]:5557",
+                                "ipc:///tmp/a:99999", "inproc://a:99999"}) {
+      EXPECT_EQ(error(key, address), "accepted") << address;
+    }
+  }
+  // What is connected to has a port of its own.
+  EXPECT_THAT(error("endpoint", "tcp://router:0"), HasSubstr("from 1 to 65535"));
+  EXPECT_THAT(error("endpoint", "tcp://router:99999"), HasSubstr("from 1 to 65535"));
+  EXPECT_THAT(error("endpoint", "tcp://router"), HasSubstr("has no port"));
+  EXPECT_EQ(error("endpoint", "tcp://router:5557"), "accepted");
+  EXPECT_EQ(error("replay_endpoint", "tcp://127.0.0.1:*"), "accepted");  // always bound
+}
+
 TEST(KvEventsConfig, WildcardsAreBoundAndNamesConnected) {
   EXPECT_TRUE(BindsEndpoint("tcp://*:5557"));
   EXPECT_TRUE(BindsEndpoint("tcp://[::]:5557"));
