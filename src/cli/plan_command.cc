@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/plan_json.h"
 #include "cli/runtime_plan.h"
+#include "core/amounts.h"
 #include "model/model_path.h"
 #include "model/strict_json.h"
 
@@ -118,7 +119,12 @@ Expected<bool> RunPlan(const PlanFlags& flags, const Command& command) {
   } else {
     fmt::print("{}", PlanText(model.name, model.config, plan, comparisons));
   }
-  return plan.fits() || (flags.what_if && !flags.json);
+  if (!plan.fits() && flags.what_if && !flags.json) {  // the tables do not say so
+    fmt::print(stderr,
+               "fathom: it does not fit: {} are missing; without --what-if: what would fit\n",
+               BytesAndAmount(plan.shortfall));
+  }
+  return plan.fits();
 }
 
 void AddFlags(Command& command, PlanFlags& flags) {
