@@ -10,6 +10,7 @@
 namespace fathom {
 namespace {
 
+constexpr int64_t kMostSlots = 65'536;
 constexpr int64_t kTableLengths[] = {8'192, 131'072, 1'048'576};
 
 // Partial results of long attention on a GPU: a fixed number (sparse_attention/cuda.h).
@@ -27,7 +28,7 @@ Status CheckRange(const char* flag, int64_t value, int64_t low, int64_t high) {
 
 Status Check(const ModelConfig& config, const PlanRequest& request) {
   FATHOM_TRY(CheckRange("--context", request.context, 1, config.max_position_embeddings));
-  FATHOM_TRY(CheckRange("--max-num-seqs", request.slots, 1, 65'536));
+  FATHOM_TRY(CheckRange("--max-num-seqs", request.slots, 1, kMostSlots));
   FATHOM_TRY(CheckRange("--max-num-batched-tokens", request.step_tokens, 1, 1 << 20));
   FATHOM_TRY(CheckRange("--gpus", request.gpus, 1, config.num_experts));
   if (request.sequences < 1 || request.sequences > request.slots) {
@@ -51,6 +52,33 @@ int64_t IndexerThreadScratch(const ModelConfig& config, const Geometry& geometry
   args.top_k = config.index_top_k;
   args.keys.format = geometry.of(CacheKind::kIndexK).format;
   return ops::IndexerScan(args, ops::kIndexerScalar, kIndexerGroup).scratch_bytes();
+}
+
+// The most sequences of so many tokens that run at once with the best --max-num-seqs, whose
+// workspaces grow with it.
+int64_t MostOf(const ModelConfig& config, const MemoryPlan& plan, int64_t tokens) {
+  PlanRequest request = plan.request;
+  request.context = tokens;
+  const auto fits = [&](int64_t n) {
+    request.slots = request.sequences = static_cast<int>(n);
+    request.step_tokens = std::max(plan.request.step_tokens, request.slots);
+    const PoolDemand demand{tokens, n, n, request.bundles};
+    const int64_t cache = LeastPools(plan.geometry, demand).bytes(plan.geometry);
+    if (request.cache_memory >= 0 && cache > request.cache_memory) return false;
+    return request.memory < 0 ||
+           plan.weight_bytes + PlanWorkspaces(config, plan.geometry, request).bytes() + cache <=
+               request.memory;
+  };
+  PoolDemand many = plan.demand();
+  many.context = tokens;
+  const int64_t cache = request.memory < 0 ? plan.cache_memory : request.memory - plan.weight_bytes;
+  int64_t low = 0, high = std::min<int64_t>(MostSequences(plan.geometry, many, cache), kMostSlots);
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (fits(middle)) low = middle;
+    else high = middle - 1;
+  }
+  return low;
 }
 
 }  // namespace
@@ -173,11 +201,7 @@ Expected<MemoryPlan> PlanMemory(const ModelConfig& config, const PlanRequest& re
     if (tokens > config.max_position_embeddings) continue;
     Concurrency line{.tokens = tokens};
     if (plan.fits()) line.in_pools = SequencesIn(geometry, plan.pools, tokens);
-    if (plan.cache_memory >= 0) {
-      PoolDemand many = demand;
-      many.context = tokens;
-      line.most = MostSequences(geometry, many, plan.cache_memory);
-    }
+    if (plan.cache_memory >= 0) line.most = MostOf(config, plan, tokens);
     plan.concurrency.push_back(line);
   }
   return plan;

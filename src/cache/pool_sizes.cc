@@ -47,8 +47,14 @@ int64_t BundlesKept(int64_t tokens) {
 int64_t BundlesFor(const Geometry& geometry, const PoolDemand& demand, int64_t blocks) {
   if (!demand.bundles) return 0;
   const int64_t tokens = blocks * geometry.options.block_tokens;
-  return std::clamp(kBundlesPerSlot * demand.slots + tokens / kTokensPerBundle,
-                    BundlesKept(demand.context), kMostUnits);
+  const int64_t wanted = kBundlesPerSlot * demand.slots + tokens / kTokensPerBundle;
+  const int64_t as_blocks =
+      geometry.block_bytes == 0
+          ? wanted
+          : kBundleShare * blocks * geometry.block_bytes / BundleUnitBytes(geometry);
+  const int64_t few = kBundlesPerSlot * std::min<int64_t>(demand.slots, 4);
+  const int64_t least = std::max(BundlesKept(demand.context), few);
+  return std::clamp(std::min(wanted, as_blocks), least, kMostUnits);
 }
 
 PoolSizes LeastPools(const Geometry& geometry, const PoolDemand& demand) {

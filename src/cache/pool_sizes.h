@@ -3,9 +3,10 @@
 //
 // Slots follow from the number of sequences that may run. What is left goes to blocks and bundles:
 // kBundlesPerSlot of these for every slot (the ends of a prompt and of an answer, of it and of a
-// session that waits) and one for every kTokensPerBundle tokens the blocks hold. Where memory is
-// short, bundles give way to the blocks of the sequences that must fit, down to what one sequence
-// of `context` tokens keeps.
+// session that waits) and one for every kTokensPerBundle tokens the blocks hold, but at most
+// kBundleShare times the bytes of the blocks: a bundle is of use only with the blocks before it.
+// Where memory is short, bundles give way to the blocks of the sequences that must fit, down to
+// what one sequence of `context` tokens keeps.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,8 @@ struct PoolSizes {
 
 inline constexpr int64_t kBundlesPerSlot = 4;
 inline constexpr int64_t kTokensPerBundle = 4096;  // two of the default --bundle-interval
-inline constexpr int64_t kBundleInterval = 2048;   // default of --bundle-interval
+inline constexpr int64_t kBundleShare = 2;
+inline constexpr int64_t kBundleInterval = 2048;  // default of --bundle-interval
 
 // Bytes of one unit of the bundle pool: a bundle at the worst of all tokens.
 int64_t BundleUnitBytes(const Geometry& geometry);
@@ -42,8 +44,8 @@ int64_t BundleUnitBytes(const Geometry& geometry);
 // from the end in bundle intervals: 20 for 1,048,576 tokens.
 int64_t BundlesKept(int64_t tokens);
 
-// Bundles that go with so many blocks, in [BundlesKept(demand.context), 2^31 - 1]; 0 where the
-// demand wants none.
+// Bundles that go with so many blocks, at most 2^31 - 1 and no fewer than
+// BundlesKept(demand.context) or than four slots are worth; 0 where the demand wants none.
 int64_t BundlesFor(const Geometry& geometry, const PoolDemand& demand, int64_t blocks);
 
 // What the demand cannot do without.

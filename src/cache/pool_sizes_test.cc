@@ -46,9 +46,27 @@ TEST_F(PoolSizesTest, BundlesGiveWayToTheBlocksThatAreNeeded) {
 TEST_F(PoolSizesTest, BundlesStayWithinTheirIds) {
   const Geometry geometry = Flash();
   constexpr int64_t kMost = 2'147'483'647;
-  EXPECT_EQ(BundlesFor(geometry, {.context = kMillion, .slots = kMost}, kMost), kMost);
+  // 2^31 slots ask for more; bundles take at most twice the bytes of the blocks.
+  EXPECT_EQ(BundlesFor(geometry, {.context = kMillion, .slots = kMost}, kMost),
+            2 * kMost * geometry.block_bytes / BundleUnitBytes(geometry));
+  Geometry small = geometry;
+  small.block_bytes = 0;
+  EXPECT_EQ(BundlesFor(small, {.context = kMillion, .slots = kMost}, 1), kMost);
   EXPECT_EQ(BundlesFor(geometry, {.context = kMillion, .slots = 1}, 1), BundlesKept(kMillion));
   EXPECT_EQ(BundlesFor(geometry, {.context = 300, .slots = 64, .bundles = false}, 100), 0);
+}
+
+// More memory and more slots make room for more sequences, not for bundles alone.
+TEST_F(PoolSizesTest, BundlesLeaveRoomForBlocks) {
+  const Geometry geometry = Flash();
+  int64_t before = 0;
+  for (const int64_t gib : {1, 2, 4, 8, 16}) {
+    const PoolDemand demand{.context = 8'192, .slots = 64};
+    const PoolSizes pools = PoolsWithin(geometry, demand, gib << 30);
+    EXPECT_LE(pools.bundles * BundleUnitBytes(geometry), 2 * pools.blocks * geometry.block_bytes);
+    EXPECT_GE(pools.blocks, before + 100) << gib;
+    before = pools.blocks;
+  }
 }
 
 TEST_F(PoolSizesTest, SequencesAreLimitedByBlocksAndSlots) {

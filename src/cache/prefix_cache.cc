@@ -372,20 +372,31 @@ void PrefixCache::Save(const PrefixPath& path, std::span<const TokenId> tokens, 
   FATHOM_CHECK(at >= node->end && at < node->end + options_.block_tokens);
   const auto tail =
       tokens.subspan(static_cast<size_t>(node->end), static_cast<size_t>(at - node->end));
+  PrefixBundle* bundle = nullptr;
   for (const auto& there : node->bundles) {
-    if (there->tokens != at || !std::ranges::equal(there->tail, tail)) continue;
-    there->used = std::max(there->used, now);
-    Refresh(there.get());
-    return;
+    if (there->tokens == at && std::ranges::equal(there->tail, tail)) bundle = there.get();
+  }
+  if (bundle != nullptr) {
+    bundle->used = std::max(bundle->used, now);
+    Refresh(bundle);
+    // What lies on disk alone would have to be read: here it is at hand.
+    const bool in_memory = bundle->device || bundle->host;
+    if (in_memory || bundle->busy > 0 || bundle->loading > 0) return;
+    ++bundle->busy;  // the search for a unit must not drop it
+    Refresh(bundle);
   }
   // The bundle must not evict its own path's nodes; those are held by the sequence.
   const std::optional<BundleId> unit = AllocateBundle(now);
+  if (bundle != nullptr) {
+    --bundle->busy;
+    Refresh(bundle);
+  }
   if (!unit) return;
-  PrefixBundle* bundle = AddBundle(node, at, tail);
+  if (bundle == nullptr) bundle = AddBundle(node, at, tail);
   bundle->device = unit;
   ++stats_.device_bundles;
-  bundle->used = now;
-  if (!tail.empty()) {
+  bundle->used = std::max(bundle->used, now);
+  if (!tail.empty() && !bundle->tail_device && !bundle->tail_host) {
     bundle->tail_device = table[static_cast<size_t>(at / options_.block_tokens)];
     blocks_.RetainCached(*bundle->tail_device);
   }
@@ -399,24 +410,32 @@ std::vector<int64_t> PrefixCache::PlanSaves(int64_t from, int64_t prompt, int64_
                                             int64_t junction) const {
   std::set<int64_t> points;
   const int64_t least = std::max(options_.min_save, from + options_.min_save);
-  const auto add = [&](int64_t at) {
+  // kApart: nowhere near another. kBelow: others may go on from here and not from a point close
+  // above, so that alone does not matter. kSeen: requests did.
+  enum class Distance { kApart, kBelow, kSeen };
+  const auto add = [&](int64_t at, Distance distance) {
     if (at < least || at >= known) return;
     const auto next = points.lower_bound(at);
-    if (next != points.end() && *next - at < options_.min_save) return;
-    if (next != points.begin() && at - *std::prev(next) < options_.min_save) return;
+    if (distance == Distance::kApart && next != points.end() && *next - at < options_.min_save) {
+      return;
+    }
+    if (distance != Distance::kSeen && next != points.begin() &&
+        at - *std::prev(next) < options_.min_save) {
+      return;
+    }
     points.insert(at);
   };
   const int64_t size = options_.block_tokens;
   // All of a prompt but its last token: where the same prompt, or one that ends otherwise, goes on.
-  add(prompt - 1);
-  add(junction);
-  for (const int64_t boundary : boundaries) add(boundary);
-  // Prompts without marked messages often share all but a question at the end.
-  add((prompt - 1) / size * size);
-  add((prompt - 1) / size * size - size);
+  add(prompt - 1, Distance::kApart);
+  add(junction, Distance::kSeen);
+  for (const int64_t boundary : boundaries) add(boundary, Distance::kBelow);
+  // Prompts, and messages with a document in them, often share all but a question at the end.
+  add((prompt - 1) / size * size, Distance::kBelow);
+  add((prompt - 1) / size * size - size, Distance::kApart);
   for (int64_t at = (from / options_.bundle_interval + 1) * options_.bundle_interval; at < known;
        at += options_.bundle_interval) {
-    add(at);
+    add(at, Distance::kApart);
   }
   return {points.begin(), points.end()};
 }

@@ -28,10 +28,11 @@
 //
 // Eviction, when a block is needed: what no bundle makes resumable first, then the least recently
 // used leaf, block by block from the end of a path. When a bundle is needed: interior bundles of a
-// path before those at its end and those where requests were seen to part. Whatever the memory,
-// interior bundles thin out with their distance from the end (Thin), junctions excepted.
-// `keep_until` (a retained session) counts as the time of last use: it moves a path to the end of
-// the order, it does not lock memory. With a host tier, what is evicted moves there first.
+// path before those at its end and those where requests were seen to part, unless they are ten
+// times younger. Whatever the memory, interior bundles thin out with their distance from the end
+// (Thin), junctions excepted. `keep_until` (a retained session) counts as the time of last use: it
+// moves a path to the end of the order, it does not lock memory. With a host tier, what is evicted
+// moves there first.
 //
 // Not thread-safe: the engine thread owns it. Memory is moved by the CacheOps it appends.
 #pragma once
@@ -215,6 +216,7 @@ class PrefixCache {
   void RefreshBundles(PrefixNode* node);
   void UpdateResumable(PrefixNode* node, std::vector<PrefixNode*>* stored);
   static bool Interior(const PrefixBundle& bundle);
+  static PrefixBundle* LeastBundle(const Order& order, double now);
   static void Place(Order* order, std::optional<EvictionItem>* at,
                     std::optional<EvictionItem> item);
 

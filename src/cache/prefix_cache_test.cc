@@ -1,5 +1,6 @@
 #include "cache/prefix_cache.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -10,6 +11,10 @@ namespace {
 // Sequences that compute their tokens and end, on a cache of 32 blocks.
 class Small {
  public:
+  std::vector<int64_t> PlanSaves(int64_t from, int64_t prompt, std::vector<int64_t> boundaries,
+                                 int64_t junction = 0) const {
+    return cache_.PlanSaves(from, prompt, prompt, boundaries, junction);
+  }
   // Returns how many tokens were found.
   int64_t Run(int seed, int64_t length, double now, double keep_until = 0) {
     std::vector<TokenId> tokens(static_cast<size_t>(length));
@@ -57,6 +62,33 @@ TEST(PrefixCache, RetentionEnds) {
   cache.Run(1, 606, 1, 5);
   for (int i = 0; i < 6; ++i) cache.Run(10 + i, 3'000, 10 + i);
   EXPECT_EQ(cache.Run(1, 640, 21), 0);
+}
+
+// The end of a prompt lies inside the path of its answer. That makes it worth less than the ends of
+// other sessions, but not so little that it goes the moment it was written.
+TEST(PrefixCache, WhatWasJustWrittenOutlivesEndsOfLongAgo) {
+  Small cache;
+  for (int i = 0; i < 12; ++i) cache.Run(10 + i, 600, 1 + i);
+  EXPECT_EQ(cache.Run(1, 900, 100), 0);
+  EXPECT_EQ(cache.Run(1, 900, 101), 899);
+  // Among bundles of about the same age the interior ones go first.
+  for (int i = 0; i < 3; ++i) cache.Run(30 + i, 600, 102);
+  EXPECT_EQ(cache.Run(32, 640, 103), 600);
+}
+
+// A short question after a system message, or after the last block edge, must not hide where others
+// go on: 64 tokens between bundles count from below.
+TEST(PrefixCache, BundlesAreSavedWhereOthersGoOn) {
+  Small cache;
+  using ::testing::Contains;
+  const std::vector<int64_t> chat = cache.PlanSaves(0, 2'030, {2'019});
+  EXPECT_THAT(chat, Contains(2'019));
+  EXPECT_THAT(chat, Contains(2'029));
+  EXPECT_THAT(cache.PlanSaves(0, 2'318, {}), Contains(2'304));
+  EXPECT_THAT(cache.PlanSaves(1'792, 2'030, {}, 2'020), Contains(2'020));
+  // Too near to what is there already, or to a point just below.
+  EXPECT_THAT(cache.PlanSaves(2'000, 2'030, {2'019}, 2'010), ::testing::IsEmpty());
+  EXPECT_THAT(cache.PlanSaves(0, 400, {200, 220}), ::testing::Not(Contains(220)));
 }
 
 }  // namespace

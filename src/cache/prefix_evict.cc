@@ -1,5 +1,6 @@
 // Orders of eviction, thinning, and the way to the host tier and back.
 #include <algorithm>
+#include <limits>
 
 #include "cache/prefix_cache.h"
 #include "cache/prefix_node.h"
@@ -16,6 +17,9 @@ constexpr size_t kCompared = 64;
 // A gap between bundles may be this part of its distance from the newest one. At an interval of
 // 2,048 a path of a million tokens keeps about twenty.
 constexpr double kGapShare = 0.5;
+// A session's last bundle is worth so many interior ones: of two that were not used for equally
+// long the interior one goes, but not one that is so many times younger.
+constexpr double kWorthOfLast = 10;
 
 }  // namespace
 
@@ -187,11 +191,22 @@ void PrefixCache::EvictTail(PrefixBundle* bundle, double now) {
   }
 }
 
+// The bundle of a not empty order that is worth least.
+PrefixBundle* PrefixCache::LeastBundle(const Order& order, double now) {
+  const EvictionItem& interior = *order.begin();
+  if (interior.rank > 0) return interior.bundle;
+  const auto last = order.lower_bound({.rank = 1, .used = std::numeric_limits<double>::lowest()});
+  if (last == order.end() || kWorthOfLast * (now - interior.used) >= now - last->used) {
+    return interior.bundle;
+  }
+  return last->bundle;
+}
+
 std::optional<BundleId> PrefixCache::AllocateBundle(double now) {
   for (;;) {
     if (const std::optional<BundleId> unit = bundles_.Allocate()) return unit;
     if (device_bundles_.empty()) return std::nullopt;
-    EvictBundleUnit(device_bundles_.begin()->bundle, now);
+    EvictBundleUnit(LeastBundle(device_bundles_, now), now);
   }
 }
 
@@ -249,7 +264,7 @@ std::optional<BundleId> PrefixCache::AllocateHostBundle(double now) {
   for (;;) {
     if (const std::optional<BundleId> unit = host_->bundles.Allocate()) return unit;
     if (host_bundles_.empty()) return std::nullopt;
-    PrefixBundle* bundle = host_bundles_.begin()->bundle;
+    PrefixBundle* bundle = LeastBundle(host_bundles_, now);
     ++stats_.host_bundles_dropped;
     host_->bundles.Release(*bundle->host);
     bundle->host.reset();

@@ -105,6 +105,26 @@ TEST_F(EngineDisk, ARestartedServerIsWarm) {
   ExpectAllReturned(*engine);
 }
 
+// An answer computed again ends where a bundle lies on disk: the next turn must not need the disk
+// for so little, nor fall back to the end of the prompt.
+TEST_F(EngineDisk, ATurnAfterARepeatedTurnGoesOnFromItsAnswer) {
+  const testing::TemporaryDirectory folder;
+  std::vector<TokenId> talk = Text(600);
+  {
+    auto engine = Start(Store(folder.path()));
+    const Reply reply = Run(*engine, talk, 20);
+    talk.insert(talk.end(), reply.tokens.begin(), reply.tokens.end());
+  }
+  auto engine = Start(Store(folder.path()));
+  EXPECT_GT(Run(*engine, Text(600), 20).prefix.disk_tokens, 0);
+  std::vector<TokenId> next = talk;
+  const std::vector<TokenId> said = Text(15, 7'000);
+  next.insert(next.end(), said.begin(), said.end());
+  const Reply reply = Run(*engine, next);
+  EXPECT_EQ(reply.prefix.boundary, static_cast<int64_t>(talk.size()) - 1) << reply.prefix.Reason();
+  EXPECT_TRUE(reply.trace == Cold(next));
+}
+
 // Turn after turn in memory for one: every turn but the last comes from disk.
 TEST_F(EngineDisk, ATurnWritesItsNewBlocksAlone) {
   const testing::TemporaryDirectory folder;

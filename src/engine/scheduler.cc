@@ -107,6 +107,38 @@ std::optional<PrefixMatch> Scheduler::Look(Sequence* sequence, int64_t room) {
   return std::nullopt;
 }
 
+// Whether what the sequence waits for is still to come.
+bool Scheduler::IsBehind(const Sequence* sequence) const {
+  if (sequence->behind_until == 0) return false;
+  const auto at = std::find_if(running_.begin(), running_.end(), [&](const Sequence* other) {
+    return other->id == sequence->behind;
+  });
+  return at != running_.end() && (*at)->computed < sequence->behind_until;
+}
+
+bool Scheduler::WaitBehind(Sequence* sequence, int64_t boundary) {
+  sequence->behind_until = 0;
+  if (cache_ == nullptr || sequence->request.prompt_logprobs >= 0) return false;
+  const int64_t least = boundary + cache_->options().min_save;
+  for (Sequence* other : running_) {
+    // The one in front finishes whatever comes: nobody waits for those behind it.
+    if (!Precedes{}(other, sequence)) break;
+    if (other->request.cache_salt != sequence->request.cache_salt) continue;
+    const int64_t most = std::min(other->prompt_tokens, sequence->prompt_tokens) - 1;
+    if (most < least || most <= other->computed) continue;
+    const auto end = sequence->tokens.begin() + most;
+    const int64_t shared =
+        std::mismatch(sequence->tokens.begin(), end, other->tokens.begin()).first -
+        sequence->tokens.begin();
+    if (shared < least || shared <= std::max(other->computed, other->emit_from)) continue;
+    other->SaveAt(shared);
+    sequence->behind = other->id;
+    sequence->behind_until = shared;
+    return true;
+  }
+  return false;
+}
+
 void Scheduler::Admit() {
   if (waiting_.empty() || slots_.free_count() == 0) return;
   int64_t wanted = 0;  // blocks that running sequences still need for what they know
@@ -119,8 +151,12 @@ void Scheduler::Admit() {
     const int64_t room = blocks_.available() - wanted;
     // A lookup of a million tokens takes a millisecond: not in every step that changes nothing.
     if (room <= next->blocked_room && now_ - next->blocked_at < kLookAgain) break;
+    if (IsBehind(next)) {
+      ++at;
+      continue;
+    }
     const std::optional<PrefixMatch> match = Look(next, room);
-    if (!match) {
+    if (!match || WaitBehind(next, match->boundary)) {
       ++at;
       continue;
     }

@@ -23,10 +23,11 @@
 // - Admission. In order and without overtaking, as long as a slot is free and the blocks that all
 //   running sequences' known tokens, this one's, and a block of head room for each still need are
 //   free or evictable. What is shared is counted once. A sequence whose prefix is being read from
-//   disk waits for that; others pass it.
+//   disk, or computed by one before it in order, waits for that; others pass it.
 // - Prefix reuse. A sequence starts where the prefix cache lets it go on, with blocks and
 // `computed`
-//   > 0, and is saved at the boundaries the cache plans, where chunks end.
+//   > 0, and is saved at the boundaries the cache plans, where chunks end. One that another waits
+//   for is saved where their prompts part.
 // - Memory grows with the sequence, block by block, never copied. When none is free the running
 //   sequence last in order is saved, gives up everything (slot, blocks) and waits again with its
 //   tokens; later it goes on from what is still cached of it, with the same result because results
@@ -107,6 +108,10 @@ class Scheduler {
   void Open(Sequence* sequence);
   // What the cache has for a waiting sequence; nullopt while parts of it are read from disk.
   std::optional<PrefixMatch> Look(Sequence* sequence, int64_t room);
+  bool IsBehind(const Sequence* sequence) const;
+  // Makes a waiting sequence, of which the cache has `boundary` tokens, wait for a running one that
+  // computes more of its prompt. False: there is none.
+  bool WaitBehind(Sequence* sequence, int64_t boundary);
   void Admit();
   void Enter(Sequence* sequence, const PrefixMatch& match);
   std::optional<BlockId> AllocateBlock();

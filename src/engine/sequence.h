@@ -50,8 +50,10 @@ struct Sequence {
   int64_t emit_from = 0;       // rows below it are in the cache; windows right from there on
   int64_t blocked_room = -1;   // blocks there were when it did not fit, and when that was
   double blocked_at = 0;
-  int loads = 0;        // times it had parts read from disk
-  int64_t awaited = 0;  // the boundary it waited for then
+  RequestId behind{};        // a running sequence that computes the start of its prompt,
+  int64_t behind_until = 0;  // up to that token; 0: none
+  int loads = 0;             // times it had parts read from disk
+  int64_t awaited = 0;       // the boundary it waited for then
 
   // Seconds on the engine's clock.
   double arrived_at = 0;
@@ -64,6 +66,11 @@ struct Sequence {
   // Decoding: nothing but the last sampled token is missing from the cache. Everything else, a
   // preempted sequence on its way back included, is prefill.
   bool decoding() const { return generated() > 0 && remaining() == 1; }
+  // Has it saved at that token, when it gets there.
+  void SaveAt(int64_t boundary) {
+    const auto at = std::lower_bound(saves.begin(), saves.end(), boundary, std::greater<>());
+    if (at == saves.end() || *at != boundary) saves.insert(at, boundary);
+  }
   // Tokens to run at most from `begin`, so that a chunk ends where the sequence is to be saved.
   int64_t UntilSave(int64_t begin) const {
     return saves.empty() ? length() - begin : std::min(length(), saves.back()) - begin;
