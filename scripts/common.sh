@@ -13,9 +13,10 @@ else bold="" dim="" red="" plain=""; fi
 say() { printf '%s\n' "$*"; }
 fail() { printf '%s%s%s\n' "$red" "$*" "$plain" >&2; exit 1; }
 
-# step LABEL COMMAND...: one line with the time it took; on failure the end of its output.
+# step LABEL COMMAND...: one line with the time it took, and where output is no terminal one for every
+# minute until then; on failure the end of its output.
 step() {
-  local label=$1 log started status=0 pid
+  local label=$1 log started status=0 pid told=0
   shift
   mkdir -p build
   log=$(mktemp build/step.XXXXXX.log)
@@ -31,7 +32,16 @@ step() {
     wait "$pid" || status=$?
     printf '\r\e[K'
   else
-    "$@" >"$log" 2>&1 || status=$?
+    "$@" >"$log" 2>&1 &
+    pid=$!
+    while kill -0 "$pid" 2>/dev/null; do
+      sleep 0.3
+      if [ $(((SECONDS - started) / 60)) -gt "$told" ]; then
+        told=$(((SECONDS - started) / 60))
+        printf '  %s, %d min: %s\n' "$label" "$told" "$(tail -n 1 "$log" | tr -d '\r' | cut -c1-70)"
+      fi
+    done
+    wait "$pid" || status=$?
   fi
   if [ "$status" != 0 ]; then
     printf '  %s failed; the end of its output:\n' "$label" >&2
