@@ -23,46 +23,45 @@ TEST(DiskFault, AWriteThatFailsAtAnyOperationLeavesThePreviousState) {
   { WriteSegment(*Open(Options(folder.path())), old); }
   const std::vector<std::string> before = folder.Names();
   int failures = 0;
-  for (const int error : {ENOSPC, EIO}) {
-    bool reached_the_end = false;
-    for (int64_t at = 1; !reached_the_end; ++at) {
-      SCOPED_TRACE(at);
-      ASSERT_LT(at, 200);
-      auto io = std::make_shared<FaultyDiskIo>(MakePosixDiskIo());
-      DiskOptions options = Options(folder.path());
-      options.io = io;
-      options.rescan_interval = std::chrono::hours(1);
-      auto store = Open(options);
-      const int64_t first = io->operations();
-      io->FailAt(at, error);
-      const Segment segment = MakeSegment(random, 300);
-      const DiskEvent event = WriteSegment(*store, segment);
-      reached_the_end = io->operations() - first < at;
-      const auto listed = store->segments();
-      const auto old_one = std::find_if(listed.begin(), listed.end(), [&](const auto& info) {
-        return info.header->tokens == old.header.tokens;
-      });
-      ASSERT_NE(old_one, listed.end());
-      io->Heal();
-      EXPECT_TRUE(ReadsBack(*store, old_one->id, old));
-      if (event.kind == DiskEvent::Kind::kWritten) {  // setting the time may fail
-        EXPECT_TRUE(ReadsBack(*store, event.segment, segment));
-        std::filesystem::remove(folder.path() + "/" + SegmentFileName(*event.header));
-        continue;
-      }
-      ++failures;
-      EXPECT_EQ(event.kind, DiskEvent::Kind::kWriteFailed);
-      EXPECT_NE(event.message.find(".fkv: "), std::string::npos);
-      EXPECT_NE(event.message.find(ErrnoText(-error)), std::string::npos) << event.message;
-      EXPECT_EQ(store->stats().write_failures, 1);
-      EXPECT_EQ(folder.Names(), before);
-      // And the next write is none the worse for it.
-      const DiskEvent next = WriteSegment(*store, segment);
-      ASSERT_EQ(next.kind, DiskEvent::Kind::kWritten) << next.message;
-      std::filesystem::remove(folder.path() + "/" + SegmentFileName(*next.header));
+  bool reached_the_end = false;
+  for (int64_t at = 1; !reached_the_end; ++at) {
+    SCOPED_TRACE(at);
+    ASSERT_LT(at, 200);
+    auto io = std::make_shared<FaultyDiskIo>(MakePosixDiskIo());
+    DiskOptions options = Options(folder.path());
+    options.io = io;
+    options.rescan_interval = std::chrono::hours(1);
+    auto store = Open(options);
+    const int64_t first = io->operations();
+    io->FailAt(at, EIO);
+    const Segment segment = MakeSegment(random, 300);
+    const DiskEvent event = WriteSegment(*store, segment);
+    reached_the_end = io->operations() - first < at;
+    const auto listed = store->segments();
+    const auto old_one = std::find_if(listed.begin(), listed.end(), [&](const auto& info) {
+      return info.header->tokens == old.header.tokens;
+    });
+    ASSERT_NE(old_one, listed.end());
+    io->Heal();
+    EXPECT_TRUE(ReadsBack(*store, old_one->id, old));
+    if (event.kind == DiskEvent::Kind::kWritten) {  // setting the time may fail
+      EXPECT_TRUE(ReadsBack(*store, event.segment, segment));
+      std::filesystem::remove(folder.path() + "/" + SegmentFileName(*event.header));
+      continue;
     }
+    ++failures;
+    EXPECT_EQ(event.kind, DiskEvent::Kind::kWriteFailed);
+    EXPECT_FALSE(event.disk_full);
+    EXPECT_NE(event.message.find(".fkv: "), std::string::npos);
+    EXPECT_NE(event.message.find(ErrnoText(-EIO)), std::string::npos) << event.message;
+    EXPECT_EQ(store->stats().write_failures, 1);
+    EXPECT_EQ(folder.Names(), before);
+    // And the next write is none the worse for it.
+    const DiskEvent next = WriteSegment(*store, segment);
+    ASSERT_EQ(next.kind, DiskEvent::Kind::kWritten) << next.message;
+    std::filesystem::remove(folder.path() + "/" + SegmentFileName(*next.header));
   }
-  EXPECT_GE(failures, 18);
+  EXPECT_GE(failures, 9);
 }
 
 TEST(DiskFault, AFullDiskFailsTheWriterAtOnceAndDropsWhatFollows) {
@@ -79,12 +78,11 @@ TEST(DiskFault, AFullDiskFailsTheWriterAtOnceAndDropsWhatFollows) {
   const auto events = WaitEvents(*store, 1);
   ASSERT_EQ(events.size(), 1U);
   EXPECT_EQ(events[0].write, writer->id());
-  EXPECT_EQ(events[0].message, SegmentFileName([&] {
-                                 SegmentHeader header = segment.header;
-                                 header.fingerprint = options.fingerprint;
-                                 return header;
-                               }()) +
-                                   ": cannot be written: No space left on device");
+  SegmentHeader header = segment.header;
+  header.fingerprint = options.fingerprint;
+  const std::string sentence =
+      SegmentFileName(header) + ": cannot be written: No space left on device: ";
+  EXPECT_EQ(events[0].message.substr(0, sentence.size()), sentence);
   EXPECT_TRUE(writer->failed());
   for (size_t i = 1; i < segment.blocks.size(); ++i) writer->Append(segment.blocks[i]);
   for (const auto& bundle : segment.bundles) writer->Append(bundle);

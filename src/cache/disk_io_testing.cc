@@ -1,6 +1,8 @@
 #include "cache/disk_io_testing.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <utility>
 
 namespace fathom {
@@ -22,6 +24,7 @@ void FaultyDiskIo::Heal() {
   always_.clear();
   short_ = 0;
   flip_ = -1;
+  small_folder_.clear();
 }
 
 int64_t FaultyDiskIo::operations() const {
@@ -32,6 +35,25 @@ int64_t FaultyDiskIo::operations() const {
 void FaultyDiskIo::SetShort(int64_t bytes) {
   const std::lock_guard lock(mutex_);
   short_ = bytes;
+}
+
+void FaultyDiskIo::SetCapacity(const std::string& folder, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  small_folder_ = folder;
+  capacity_ = bytes;
+}
+
+// Holes count as if they were written.
+bool FaultyDiskIo::Fits(int file, int64_t end) {
+  const std::lock_guard lock(mutex_);
+  if (small_folder_.empty()) return true;
+  int64_t used = std::max<int64_t>(0, end - inner_->Size(file));
+  for (const auto& entry : std::filesystem::directory_iterator(small_folder_)) {
+    std::error_code gone;
+    const auto bytes = entry.file_size(gone);
+    if (!gone) used += static_cast<int64_t>(bytes);
+  }
+  return used <= capacity_;
 }
 
 void FaultyDiskIo::FlipReads(int64_t index) {
@@ -111,6 +133,7 @@ int64_t FaultyDiskIo::ReadSome(int file, int64_t offset, std::span<std::byte> in
 int64_t FaultyDiskIo::WriteSome(int file, int64_t offset, std::span<const std::byte> from) {
   const int error = Fault("write");
   if (error != 0) return error;
+  if (!Fits(file, offset + static_cast<int64_t>(from.size()))) return -ENOSPC;
   return inner_->WriteSome(file, offset, from.first(static_cast<size_t>(Limit(from.size()))));
 }
 

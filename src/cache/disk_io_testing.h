@@ -27,6 +27,9 @@ class FaultyDiskIo final : public DiskIo {
   int64_t operations() const;  // so far
   // Reads and writes do at most this many bytes at a time; 0: no limit.
   void SetShort(int64_t bytes);
+  // A disk of so many bytes, all of them for the files in `folder`: writes beyond them find it
+  // full.
+  void SetCapacity(const std::string& folder, int64_t bytes);
   // Flips a bit of byte `index` of every following read of a part.
   void FlipReads(int64_t index);
   // Called (on the worker) before each read is started: lets a test hold the disk.
@@ -51,6 +54,7 @@ class FaultyDiskIo final : public DiskIo {
  private:
   int Fault(const std::string& operation);  // 0 or -errno
   int64_t Limit(size_t bytes) const;
+  bool Fits(int file, int64_t end);
 
   const std::unique_ptr<DiskIo> inner_;
   mutable std::mutex mutex_;
@@ -60,6 +64,8 @@ class FaultyDiskIo final : public DiskIo {
   std::map<std::string, int> always_;
   int64_t short_ = 0;
   int64_t flip_ = -1;
+  std::string small_folder_;  // empty: no capacity
+  int64_t capacity_ = 0;
   std::function<void()> before_read_;
   std::deque<DiskRead*> failed_;
 };

@@ -1,8 +1,14 @@
 #include "cache/disk_keeper.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace fathom {
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+}  // namespace
 
 SegmentId DiskKeeper::NewId() {
   return SegmentId{++state_.last_id};
@@ -100,17 +106,32 @@ bool DiskKeeper::PutAside(const std::string& name, int64_t bytes) {
   return true;
 }
 
+int64_t DiskKeeper::Limit() const {
+  const int64_t chosen = state_.options.max_bytes == 0 ? kNoLimit : state_.options.max_bytes;
+  return disk_is_full() ? std::min(chosen, full_limit_) : chosen;
+}
+
+int64_t DiskKeeper::BadBytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, size] : bad_) bytes += size;
+  return bytes;
+}
+
+bool DiskKeeper::disk_is_full() const {
+  return std::chrono::steady_clock::now() < full_until_;
+}
+
 Status DiskKeeper::MakeRoom(int64_t bytes, int64_t pending) {
-  const int64_t limit = state_.options.max_bytes;
-  if (limit == 0) return {};
+  const int64_t limit = Limit();
+  if (limit == kNoLimit) return {};
   if (pending + bytes > limit) {  // evicting everything would not help
-    return Fail(Code::kResourceExhausted, "{} bytes are more than the limit of {}", pending + bytes,
-                limit);
+    const std::string than = disk_is_full() ? fmt::format("the {} that fit on the full disk", limit)
+                                            : fmt::format("the limit of {}", limit);
+    return Fail(Code::kResourceExhausted, "{} bytes are more than {}", pending + bytes, than);
   }
   bool scanned = false;
   while (true) {
-    int64_t used = pending + bytes;
-    for (const auto& [name, size] : bad_) used += size;
+    int64_t used = pending + bytes + BadBytes();
     std::string name;
     {
       const std::lock_guard lock(state_.mutex);
@@ -145,6 +166,44 @@ Status DiskKeeper::MakeRoom(int64_t bytes, int64_t pending) {
       ++state_.stats.evicted;
     }
   }
+}
+
+Status DiskKeeper::MakeRoomOnFullDisk(int64_t bytes, int64_t pending) {
+  {
+    const std::lock_guard lock(state_.mutex);
+    ++state_.stats.disk_full;
+    full_limit_ = state_.catalog.bytes() + BadBytes() + pending;
+    full_until_ = std::chrono::steady_clock::now() + state_.options.full_pause;
+    if (!full_named_ && state_.catalog.EvictionChoice() != nullptr) {
+      full_named_ = true;
+      state_.Push({.kind = DiskEvent::Kind::kDiskFull,
+                   .message = fmt::format("{}: the disk is full: the least recently used of the {} "
+                                          "bytes of segments make room for new ones",
+                                          state_.options.path, state_.catalog.bytes())});
+    }
+  }
+  const Status room = MakeRoom(bytes, pending);
+  if (room) {
+    // A journal may hand out freed blocks only after it has been written.
+    (void)state_.options.io->SyncFolder(state_.options.path);
+    return {};
+  }
+  bool evictable = !bad_.empty();
+  {
+    const std::lock_guard lock(state_.mutex);
+    evictable = evictable || state_.catalog.EvictionChoice() != nullptr;
+  }
+  if (evictable) return room;
+  return PauseWriting("nothing can be evicted");
+}
+
+Status DiskKeeper::PauseWriting(std::string_view why) {
+  const std::chrono::milliseconds pause = state_.options.full_pause;
+  const std::lock_guard lock(state_.mutex);
+  state_.paused_until = std::chrono::steady_clock::now() + pause;
+  ++state_.stats.write_pauses;
+  return Fail(Code::kResourceExhausted, "{}, and nothing is written for {} s", why,
+              std::chrono::duration<double>(pause).count());
 }
 
 void DiskKeeper::Add(const std::string& name, SegmentHeader header, WriteId write) {

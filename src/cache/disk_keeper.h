@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "cache/disk_folder.h"
 #include "cache/disk_state.h"
@@ -24,6 +25,12 @@ class DiskKeeper {
   // leaves. kResourceExhausted: that is not enough; kUnavailable: a file could not be removed.
   // `pending` are bytes of temporaries being written.
   Status MakeRoom(int64_t bytes, int64_t pending);
+
+  // After the file system said that it is full: what is held now is the limit for full_pause, and
+  // room is made under it. Where nothing can be evicted, writing pauses. Errors as of MakeRoom.
+  Status MakeRoomOnFullDisk(int64_t bytes, int64_t pending);
+  Status PauseWriting(std::string_view why);  // always fails
+  bool disk_is_full() const;                  // not long ago
 
   // Publishes a file that has just got its name. A segment of that name before is replaced.
   void Add(const std::string& name, SegmentHeader header, WriteId write);
@@ -48,6 +55,8 @@ class DiskKeeper {
   void Examine(const FolderFile& file, bool opening);
   void Refuse(const FolderFile& file, const Error& error);
   bool PutAside(const std::string& name, int64_t bytes);
+  int64_t Limit() const;
+  int64_t BadBytes() const;
   SegmentId NewId();
 
   DiskState& state_;
@@ -55,6 +64,9 @@ class DiskKeeper {
   std::map<std::string, Seen> refused_;  // as they were when they were refused
   std::map<std::string, int64_t> bad_;   // damaged files in the folder: bytes
   std::chrono::steady_clock::time_point scanned_{};
+  int64_t full_limit_ = 0;  // what was held when the disk was full; of use until full_until_
+  std::chrono::steady_clock::time_point full_until_{};
+  bool full_named_ = false;
 };
 
 }  // namespace fathom

@@ -14,9 +14,17 @@ int64_t AlignUp(int64_t bytes) {
   return (bytes + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
 }
 
+// Each time at least as much is evicted as is to be written: where that does not help, somebody
+// else takes what becomes free.
+constexpr int kMostRounds = 4;
+
+bool IsFull(int error) {
+  return error == -ENOSPC || error == -EDQUOT;
+}
+
 Status Check(int error, std::string_view name, std::string_view what) {
   if (error == 0) return {};
-  return Fail(error == -ENOSPC ? Code::kResourceExhausted : Code::kUnavailable, "{}: {}: {}", name,
+  return Fail(IsFull(error) ? Code::kResourceExhausted : Code::kUnavailable, "{}: {}: {}", name,
               what, ErrnoText(error));
 }
 
@@ -37,6 +45,31 @@ int64_t DiskOutput::PendingBytes() const {
   return bytes;
 }
 
+Status DiskOutput::WithRoom(const std::string& name, int64_t bytes, std::string_view what,
+                            const std::function<int()>& operation) {
+  for (int round = 0;; ++round) {
+    const int error = operation();
+    if (!IsFull(error)) return Check(error, name, what);
+    const Status room = round < kMostRounds ? keeper_.MakeRoomOnFullDisk(bytes, PendingBytes())
+                                            : keeper_.PauseWriting("what was evicted made no room");
+    if (!room) {
+      return Fail(Code::kResourceExhausted, "{}: {}: {}: {}", name, what, ErrnoText(error),
+                  room.error().message);
+    }
+  }
+}
+
+// What a failed sync has lost stays lost, so it is not repeated: room is made for the next segment.
+Status DiskOutput::SyncParts(File& file) {
+  const int error = state_.options.io->Sync(file.handle);
+  if (IsFull(error)) {
+    (void)keeper_.MakeRoomOnFullDisk(std::max(file.unsynced, kSegmentAlignment), PendingBytes());
+  }
+  FATHOM_TRY(Check(error, file.name, "cannot be written"));
+  file.unsynced = 0;
+  return {};
+}
+
 Status DiskOutput::Begin(WriteId id, WriteJob& job) {
   SegmentHeader& header = job.header;
   header.created_us = NowNanoseconds() / 1000;
@@ -46,14 +79,24 @@ Status DiskOutput::Begin(WriteId id, WriteJob& job) {
   file.end = SegmentHeaderBytes(header);
   const auto tokens = static_cast<int64_t>(header.tokens.size());
   const int64_t blocks = (tokens + header.block_tokens - 1) / header.block_tokens;
-  if (const Status room = keeper_.MakeRoom(AlignUp(file.end) + blocks * AlignUp(header.block_bytes),
-                                           PendingBytes());
-      !room) {
+  file.planned = AlignUp(file.end) + blocks * AlignUp(header.block_bytes);
+  const bool paused = [&] {
+    const std::lock_guard lock(state_.mutex);
+    return std::chrono::steady_clock::now() < state_.paused_until;
+  }();
+  if (paused) {
+    return Fail(Code::kResourceExhausted,
+                "{}: not written: the disk was full just now, and nothing could be evicted",
+                file.name);
+  }
+  if (const Status room = keeper_.MakeRoom(file.planned, PendingBytes()); !room) {
     return Fail(room.error().code, "{}: cannot be written: {}", file.name, room.error().message);
   }
   file.path = keeper_.Path(TemporaryName(file.name));
-  file.handle = state_.options.io->OpenNew(file.path);
-  if (file.handle < 0) return Check(file.handle, file.name, "cannot be created");
+  FATHOM_TRY(WithRoom(file.name, file.planned, "cannot be created", [&] {
+    file.handle = state_.options.io->OpenNew(file.path);
+    return std::min(file.handle, 0);
+  }));
   files_.emplace(id, std::move(file));
   return {};
 }
@@ -67,13 +110,13 @@ Status DiskOutput::WritePart(File& file, SegmentHeader& header, std::span<const 
   }
   SegmentPartEntry entry{
       .offset = AlignUp(file.end), .bytes = bytes, .checksum = PartChecksum(part)};
-  FATHOM_TRY(Check(io.WriteAll(file.handle, entry.offset, part), file.name, "cannot be written"));
+  // On a full disk for all that is still to come: nothing is evicted for what will not fit anyway.
+  const int64_t rest = std::max(AlignUp(bytes), file.planned - file.end);
+  FATHOM_TRY(WithRoom(file.name, rest, "cannot be written",
+                      [&] { return io.WriteAll(file.handle, entry.offset, part); }));
   file.end = entry.offset + bytes;
   file.unsynced += bytes;
-  if (file.unsynced >= kSyncBytes) {
-    FATHOM_TRY(Check(io.Sync(file.handle), file.name, "cannot be written"));
-    file.unsynced = 0;
-  }
+  if (file.unsynced >= kSyncBytes) FATHOM_TRY(SyncParts(file));
   const auto blocks = static_cast<int64_t>(header.blocks.size());
   entry.at = header.begin + blocks * header.block_tokens;
   if (entry.at < header.end()) {
@@ -90,15 +133,19 @@ Status DiskOutput::Commit(WriteId id, WriteJob& job) {
   File& file = files_.at(id);
   job.header.file_bytes = file.end;
   const std::vector<std::byte> bytes = EncodeSegmentHeader(job.header);
-  FATHOM_TRY(Check(io.WriteAll(file.handle, 0, bytes), file.name, "cannot be written"));
-  FATHOM_TRY(Check(io.Sync(file.handle), file.name, "cannot be written"));
+  const int64_t room = AlignUp(static_cast<int64_t>(bytes.size()));
+  FATHOM_TRY(WithRoom(file.name, room, "cannot be written",
+                      [&] { return io.WriteAll(file.handle, 0, bytes); }));
+  FATHOM_TRY(SyncParts(file));
   (void)io.SetModified(file.handle, NowNanoseconds());  // finer than the clock of the file system
   const std::string path = keeper_.Path(file.name);
-  FATHOM_TRY(Check(io.Rename(file.path, path), file.name, "cannot be renamed"));
+  FATHOM_TRY(WithRoom(file.name, kSegmentAlignment, "cannot be renamed",
+                      [&] { return io.Rename(file.path, path); }));
   if (const int error = io.SyncFolder(state_.options.path); error != 0) {
     // Whether the name would survive a power cut is unknown: rather no file than one that may go.
     (void)io.Remove(path);
     keeper_.Forget(file.name, "lost: its folder cannot be synced");
+    if (IsFull(error)) (void)keeper_.MakeRoomOnFullDisk(kSegmentAlignment, PendingBytes());
     return Check(error, file.name, "its folder cannot be synced");
   }
   const std::string name = file.name;
@@ -159,7 +206,8 @@ void DiskOutput::Step() {
   if (!status) {
     Discard(id);
     const std::lock_guard lock(state_.mutex);
-    if (!job->abandoned) state_.FailWrite(id, *job, status.error().message);
+    const bool full = status.error().code == Code::kResourceExhausted && keeper_.disk_is_full();
+    if (!job->abandoned) state_.FailWrite(id, *job, status.error().message, full);
     return;
   }
   if (commits) {

@@ -2,6 +2,7 @@
 // commit. Worker thread only.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 
@@ -26,11 +27,17 @@ class DiskOutput {
     std::string name;  // final
     std::string path;  // temporary
     int handle = -1;
-    int64_t end = 0;  // of what is written
+    int64_t planned = 0;  // header and blocks
+    int64_t end = 0;      // of what is written
     int64_t unsynced = 0;
   };
 
   Status Begin(WriteId id, WriteJob& job);
+  // Repeats `operation` (0 or -errno) while the disk is full and older segments can make room for
+  // `bytes`.
+  Status WithRoom(const std::string& name, int64_t bytes, std::string_view what,
+                  const std::function<int()>& operation);
+  Status SyncParts(File& file);
   Status WritePart(File& file, SegmentHeader& header, std::span<const std::byte> part);
   Status Commit(WriteId id, WriteJob& job);
   void Discard(WriteId id);  // closes and removes the temporary, if any

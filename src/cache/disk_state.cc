@@ -23,13 +23,16 @@ void DiskState::EndRead(const ReadRequest& request) {
   if (DiskCatalog::Entry* entry = catalog.Find(request.segment)) --entry->pinned;
 }
 
-void DiskState::FailWrite(WriteId id, WriteJob& job, std::string message) {
+void DiskState::FailWrite(WriteId id, WriteJob& job, std::string message, bool disk_full) {
   if (job.failed) return;
   job.failed = true;
   job.parts.clear();
   job.backlog_bytes = 0;
   ++stats.write_failures;
-  Push({.kind = DiskEvent::Kind::kWriteFailed, .write = id, .message = std::move(message)});
+  Push({.kind = DiskEvent::Kind::kWriteFailed,
+        .write = id,
+        .disk_full = disk_full,
+        .message = std::move(message)});
 }
 
 void DiskState::WakeIfDue() {

@@ -57,7 +57,8 @@ class DiskState {
   std::unordered_map<ReadTicket, std::shared_ptr<ReadRequest>> live;
   std::map<WriteId, WriteJob> writes;
   std::deque<SegmentId> touched;
-  uint64_t last_id = 0;  // of tickets, writers and segments
+  std::chrono::steady_clock::time_point paused_until{};  // writing
+  uint64_t last_id = 0;                                  // of tickets, writers and segments
   bool stop = false;
 
   std::deque<DiskEvent> events;
@@ -75,7 +76,7 @@ class DiskState {
   // Takes the request off the queues; the pin on its segment goes.
   void EndRead(const ReadRequest& request);
   // Drops what is queued of a writer and whatever comes.
-  void FailWrite(WriteId id, WriteJob& job, std::string message);
+  void FailWrite(WriteId id, WriteJob& job, std::string message, bool disk_full);
 
   // Without it: calls `wake` if events were pushed into an empty queue since the last call.
   void WakeIfDue();

@@ -5,15 +5,39 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
+#include "cache/disk_folder.h"
+#include "cache/disk_io.h"
 #include "cache/disk_state.h"
 #include "cache/disk_worker.h"
 
 namespace fathom {
 namespace {
 
-Status PrepareFolder(const std::string& path) {
+// Whether files can be made, synced and removed there: rights alone do not tell (/proc, NFS). A
+// full disk is no obstacle: what is there is of use, and makes room.
+Status TryFolder(const std::string& path, DiskIo& io) {
+  const auto check = [&](int error) -> Status {
+    if (error >= 0 || error == -ENOSPC || error == -EDQUOT) return {};
+    return Fail(Code::kInvalidArgument, "{}: no file can be written there: {}", path,
+                ErrnoText(error));
+  };
+  const std::string probe = path + "/" + TemporaryName("probe" + std::string(kSegmentSuffix));
+  const int file = io.OpenNew(probe);
+  FATHOM_TRY(check(file));
+  if (file < 0) return {};
+  const std::array<std::byte, 1> byte{};
+  const int wrote = io.WriteAll(file, 0, byte);
+  const int synced = wrote == 0 ? io.Sync(file) : 0;
+  io.Close(file);
+  const int removed = io.Remove(probe);
+  for (const int error : {wrote, synced, removed}) FATHOM_TRY(check(error));
+  return {};
+}
+
+Status PrepareFolder(const std::string& path, DiskIo& io) {
   if (path.empty()) return Fail(Code::kInvalidArgument, "the disk tier's path is empty");
   // 0700: the files hold users' tokens.
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -26,7 +50,7 @@ Status PrepareFolder(const std::string& path) {
   if (faccessat(AT_FDCWD, path.c_str(), R_OK | W_OK | X_OK, AT_EACCESS) != 0) {
     return Fail(Code::kInvalidArgument, "{}: cannot be written: {}", path, ErrnoText(-errno));
   }
-  return {};
+  return TryFolder(path, io);
 }
 
 bool BundlesAreInOrder(const SegmentHeader& header) {
@@ -107,8 +131,8 @@ DiskStore::DiskStore(std::shared_ptr<DiskState> state, std::unique_ptr<DiskWorke
 
 Expected<std::unique_ptr<DiskStore>> DiskStore::Open(DiskOptions options) {
   FATHOM_CHECK(options.block_tokens > 0 && options.block_bytes > 0);
-  FATHOM_TRY(PrepareFolder(options.path));
   if (options.io == nullptr) options.io = MakeDiskIo();
+  FATHOM_TRY(PrepareFolder(options.path, *options.io));
   auto state = std::make_shared<DiskState>(std::move(options));
   auto worker = std::make_unique<DiskWorker>(state);
   FATHOM_TRY(worker->Scan());
@@ -161,6 +185,11 @@ int64_t DiskStore::write_backlog_bytes() const {
   int64_t bytes = 0;
   for (const auto& [id, job] : state_->writes) bytes += job.backlog_bytes;
   return bytes;
+}
+
+bool DiskStore::write_paused() const {
+  const std::lock_guard lock(state_->mutex);
+  return std::chrono::steady_clock::now() < state_->paused_until;
 }
 
 ReadTicket DiskStore::Read(SegmentId segment, std::vector<SegmentPart> parts) {

@@ -60,6 +60,9 @@ struct DiskOptions {
   int64_t max_unclaimed_bytes = int64_t{64} << 20;  // read, but not yet taken: then reading pauses
   // A finished write looks what other processes have done to the folder, at most this often.
   std::chrono::milliseconds rescan_interval{1000};
+  // A disk that was full is tried again after so long: until then what the folder held is the
+  // limit, and nothing at all is written where nothing of it could be evicted.
+  std::chrono::milliseconds full_pause{30'000};
   std::shared_ptr<DiskIo> io;  // null: io_uring, or pread where it is refused
 };
 
@@ -85,6 +88,7 @@ struct DiskEvent {
     kWriteFailed,  // write, message; the writer takes and drops whatever else is appended
     kFound,        // segment, header: another process has added it
     kRemoved,      // segment, message: evicted, vanished, replaced or unreadable
+    kDiskFull,     // message: old segments make room on a full disk from now on; told once
   };
   Kind kind = Kind::kPart;
   ReadTicket ticket;
@@ -92,6 +96,7 @@ struct DiskEvent {
   SegmentId segment;
   SegmentPart part;
   bool last = false;            // the ticket's last part
+  bool disk_full = false;       // kWriteFailed: because the disk is full
   std::vector<std::byte> data;  // the part
   std::shared_ptr<const SegmentHeader> header;
   std::string message;  // a sentence naming file and part
@@ -102,6 +107,8 @@ struct DiskStats {
   int64_t segments_written = 0;
   int64_t read_failures = 0, write_failures = 0;
   int64_t evicted = 0, refused = 0;
+  int64_t disk_full = 0;     // operations that the full disk refused, also where room was then made
+  int64_t write_pauses = 0;  // times that no room could be made: see DiskOptions::full_pause
   int64_t segments = 0, bytes_on_disk = 0;  // now: with this fingerprint
 };
 
@@ -141,7 +148,8 @@ class SegmentWriter {
 class DiskStore {
  public:
   // Scans the folder, reading headers only (the one call that waits for the disk). Errors: the
-  // folder cannot be made, read or written (named); a single bad file is never one.
+  // folder cannot be made, read or written (named; a file is written and removed to see); a single
+  // bad file and a full disk are none.
   static Expected<std::unique_ptr<DiskStore>> Open(DiskOptions options);
   // Finishes the part in hand, drops reads and all writers that are not on disk yet (Flush first).
   ~DiskStore();
@@ -158,6 +166,8 @@ class DiskStore {
   // checked (FATHOM_CHECK).
   std::unique_ptr<SegmentWriter> Write(SegmentHeader header);
   int64_t write_backlog_bytes() const;  // of all writers
+  // The disk is full and nothing can be evicted: what is written now fails without a try.
+  bool write_paused() const;
 
   // Parts arrive in this order, tickets in the order of their calls. An unknown segment (removed
   // meanwhile) or part is a kReadFailed like any other.

@@ -489,12 +489,17 @@ bool DiskTier::Work(CacheReader& reader, double now) {
         break;
       case DiskEvent::Kind::kWritten:
         ++stats_.paths_written;
+        full_named_ = false;
         Enter(event.segment, event.header);
         break;
       case DiskEvent::Kind::kWriteFailed:
         ++stats_.write_failures;
-        Log().warn("disk tier: {}", event.message);
+        // A disk that stays full fails every path there is to write.
+        if (!event.disk_full || !std::exchange(full_named_, true)) {
+          Log().warn("disk tier: {}", event.message);
+        }
         break;
+      case DiskEvent::Kind::kDiskFull: Log().warn("disk tier: {}", event.message); break;
       case DiskEvent::Kind::kFound: Enter(event.segment, event.header); break;
       case DiskEvent::Kind::kRemoved: Forget(event.segment, now); break;
     }
@@ -510,7 +515,14 @@ bool DiskTier::Work(CacheReader& reader, double now) {
   int64_t copied = 0;
   while (!jobs_.empty() && copied < kBetweenSteps && store_.write_backlog_bytes() < kBacklog) {
     Job& job = *jobs_.front();
-    if (job.writer == nullptr) job.writer = store_.Write(job.header);
+    if (job.writer == nullptr) {
+      if (store_.write_paused()) {
+        ++stats_.paths_abandoned;
+        jobs_.pop_front();
+        continue;
+      }
+      job.writer = store_.Write(job.header);
+    }
     const int64_t before = job.writer->parts_left();
     const bool there = before == 0 || AppendNext(&job, reader);
     copied += blocks_.unit_bytes();

@@ -110,6 +110,7 @@ class DiskTier {
   std::vector<std::unique_ptr<Load_>> loads_;
   std::deque<std::unique_ptr<Job>> jobs_;
   std::string last_failure_;
+  bool full_named_ = false;  // that nothing can be written; until something was
   DiskTierStats stats_;
 };
 

@@ -180,15 +180,16 @@ async function fullDisk(test) {
   verify(test, folder, 'a full disk');
   server = await test.serve(...flags);
   test.check(files(folder, '.tmp').length === 0, `temporaries left: ${files(folder, '.tmp')}`);
-  const request = {prompt: texts.ids(770, 1500), max_tokens: 6};
-  const reply = await test.ask(server, request, 'the first prompt, restarted');
-  test.check(reply.report.tokens_by_source.disk > 0, `the first prompt: ${test.found(reply)}`);
-  await test.same(request, reply, 'the first prompt, restarted');
+  // The oldest have made room for the latest.
+  const request = {prompt: texts.ids(777, 1500), max_tokens: 6};
+  const reply = await test.ask(server, request, 'the last prompt, restarted');
+  test.check(reply.report.tokens_by_source.disk > 0, `the last prompt: ${test.found(reply)}`);
+  await test.same(request, reply, 'the last prompt, restarted');
 }
 
 module.exports = {
   'restart: a server that starts again goes on from the disk': restart,
   'kill: ended at random moments while it writes, it starts again and says what is right': kill,
   'shared folder: two servers at the same time, and files that vanish': sharedFolder,
-  'full disk: what cannot be written costs no text': fullDisk,
+  'full disk: it costs no text, and the oldest make room for the latest': fullDisk,
 };
