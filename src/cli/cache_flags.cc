@@ -69,30 +69,44 @@ void AddCacheFlags(Command& command, CacheReuseOptions& options) {
                 "bytes of host memory for what leaves the cache; 0: none");
   command.Text("--kv-disk-path", options.kv_disk_path, "FOLDER",
                "where prefixes outlive the server; left out: nowhere");
+  command.NotEmpty("--kv-disk-path");
   command.Count("--kv-disk-size", options.kv_disk_size, 0, kMostBytes,
                 "bytes the folder may take, the least recently used go first; 0: no limit");
   command.Text("--disk-windows", options.disk_windows, "POLICY",
                "full | checkpoint:N | none: which saved windows go to disk");
 }
 
+Status CheckReuse(const CacheReuseOptions& options) {
+  const auto refuse = [](const char* flag, std::string_view why) -> Status {
+    return FailParam(Code::kInvalidArgument, flag, "{} {}", flag, why);
+  };
+  if (!options.prefix_caching) {
+    const char* needs = "needs prefix caching, which --no-enable-prefix-caching turns off";
+    if (options.kv_host_size > 0) return refuse("--kv-host-size", needs);
+    if (!options.kv_disk_path.empty()) return refuse("--kv-disk-path", needs);
+    // Nothing would ever be published, and a router would wait for it.
+    if (options.events != nullptr) return refuse("--kv-events-config", needs);
+  }
+  if (options.kv_disk_path.empty()) {
+    const char* without = "has no effect without --kv-disk-path";
+    if (options.kv_disk_size > 0) return refuse("--kv-disk-size", without);
+    if (options.disk_windows != CacheReuseOptions().disk_windows) {
+      return refuse("--disk-windows", without);
+    }
+  }
+  return {};
+}
+
 Status SetUpReuse(const Runtime& runtime, EngineOptions* engine) {
   const CacheReuseOptions& options = runtime.options.reuse;
+  FATHOM_TRY(CheckReuse(options));
   const Geometry& geometry = runtime.geometry;
   engine->prefix_caching = options.prefix_caching;
   engine->bundle_interval = options.bundle_interval;
   engine->prefix_hash =
       options.prefix_hash == "sha256" ? HashAlgorithm::kSha256 : HashAlgorithm::kXxh3;
   engine->events = options.events;
-  if (!options.prefix_caching) {
-    const char* needs = "needs prefix caching, which --no-enable-prefix-caching turns off";
-    if (options.kv_host_size > 0) {
-      return FailParam(Code::kInvalidArgument, "--kv-host-size", "--kv-host-size {}", needs);
-    }
-    if (!options.kv_disk_path.empty()) {
-      return FailParam(Code::kInvalidArgument, "--kv-disk-path", "--kv-disk-path {}", needs);
-    }
-    return {};
-  }
+  if (!options.prefix_caching) return {};
   FATHOM_ASSIGN(engine->disk_windows,
                 DiskWindows::Parse(options.disk_windows, geometry.options.block_tokens));
   if (options.kv_host_size > 0) {
@@ -113,13 +127,7 @@ Status SetUpReuse(const Runtime& runtime, EngineOptions* engine) {
     engine->host_blocks = static_cast<int32_t>(
         (options.kv_host_size - engine->host_bundles * unit) / geometry.block_bytes);
   }
-  if (options.kv_disk_path.empty()) {
-    if (options.kv_disk_size > 0) {
-      return FailParam(Code::kInvalidArgument, "--kv-disk-size",
-                       "--kv-disk-size has no effect without --kv-disk-path");
-    }
-    return {};
-  }
+  if (options.kv_disk_path.empty()) return {};
   FATHOM_ASSIGN(engine->disk, OpenDisk(runtime, engine->prefix_hash));
   return {};
 }

@@ -10,6 +10,9 @@ namespace fathom {
 
 void AddCacheFlags(Command& command, CacheReuseOptions& options);
 
+// Settings that contradict each other, or that others leave without effect. Errors name the flag.
+Status CheckReuse(const CacheReuseOptions& options);
+
 // Fills in the engine's options, pools of device memory being planned already, and opens the disk
 // tier. Errors name the flag.
 Status SetUpReuse(const Runtime& runtime, EngineOptions* engine);

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cli/config_file.h"
@@ -94,6 +95,21 @@ std::string NearestFlag(const CLI::App& command, const std::string& flag) {
   }
   return nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest);
 }
+
+// vLLM's suffixes, and t.
+struct Scale {
+  std::string_view suffix;
+  int64_t factor;
+};
+constexpr Scale kScales[] = {{"", 1},
+                             {"k", 1'000},
+                             {"K", int64_t{1} << 10},
+                             {"m", 1'000'000},
+                             {"M", int64_t{1} << 20},
+                             {"g", 1'000'000'000},
+                             {"G", int64_t{1} << 30},
+                             {"t", 1'000'000'000'000},
+                             {"T", int64_t{1} << 40}};
 
 double Number(const std::string& flag, const std::string& text) {
   double number = 0;
@@ -290,6 +306,13 @@ void Command::NoEffect(const std::string& flag, bool is_switch, const std::strin
   setting.no_effect = why;
 }
 
+void Command::NotEmpty(const std::string& flag) {
+  CLI::Option* option = Find(KeyOf(flag))->option;
+  option->check([type = option->get_type_name()](const std::string& text) {
+    return text.empty() ? type + " must not be empty" : std::string();
+  });
+}
+
 void Command::Secret(const std::string& flag) {
   Find(KeyOf(flag))->secret = true;
 }
@@ -474,27 +497,42 @@ Expected<std::vector<std::string>> PrepareArguments(const CLI::App& app,
 }
 
 Expected<int64_t> ParseCount(const std::string& text) {
+  const auto refuse = [&](const std::string& why) -> Expected<int64_t> {
+    return Fail(Code::kInvalidArgument, "'{}' {}", text, why);
+  };
+  const std::string no_number = "is not a whole number (25000, 25k, 1M)";
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const std::string too_large = fmt::format("is too large: the most is {}", kMost);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
   double number = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  double scale = 1;
-  if (error == std::errc() && end - rest == 1) {
-    switch (*rest) {
-      case 'k': scale = 1e3; break;
-      case 'K': scale = 1024.0; break;
-      case 'm': scale = 1e6; break;
-      case 'M': scale = 1024.0 * 1024; break;
-      case 'g': scale = 1e9; break;
-      case 'G': scale = 1024.0 * 1024 * 1024; break;
-      default: scale = 0;
-    }
-  } else if (error != std::errc() || rest != end) {
-    scale = 0;
+  const auto [rest, error] = std::from_chars(begin, end, number);
+  if (error == std::errc::invalid_argument || std::isnan(number)) return refuse(no_number);
+  const std::string suffix(rest, end);
+  const Scale* scale = std::find_if(std::begin(kScales), std::end(kScales),
+                                    [&](const Scale& known) { return suffix == known.suffix; });
+  if (scale == std::end(kScales)) {
+    return refuse(
+        fmt::format("ends in '{}', which is no suffix: known are k, m, g, t (powers of "
+                    "1000) and K, M, G, T (powers of 1024)",
+                    suffix));
   }
-  const double value = number * scale;
-  if (scale == 0 || value != std::floor(value) || std::fabs(value) > 9e15) {
-    return Fail(Code::kInvalidArgument, "'{}' is not a whole number (25000, 25k, 1M)", text);
+  // Digits alone are exact beyond what a double holds.
+  int64_t digits = 0;
+  if (const auto whole = std::from_chars(begin, rest, digits);
+      whole.ec == std::errc() && whole.ptr == rest) {
+    int64_t value = 0;
+    if (__builtin_mul_overflow(digits, scale->factor, &value)) return refuse(too_large);
+    return value;
   }
+  // What is out of a double's range is so at either end: 1e999, 1e-999.
+  if (error == std::errc::result_out_of_range) {
+    return refuse(text.find('-', 1) == std::string::npos ? too_large : no_number);
+  }
+  const double value = number * static_cast<double>(scale->factor);
+  if (std::isinf(number)) return refuse(no_number);
+  if (std::fabs(value) >= 0x1p63) return refuse(too_large);
+  if (value != std::floor(value)) return refuse(no_number);
   return static_cast<int64_t>(value);
 }
 

@@ -47,7 +47,7 @@ class Command : public std::enable_shared_from_this<Command> {
   // In any case of letters. `synonyms` are other names of choices that the help text leaves out.
   void Choice(const std::string& flag, std::string& value, const std::vector<std::string>& choices,
               const std::string& help, const std::map<std::string, std::string>& synonyms = {});
-  // Integers in [low, high]; 256k is 256,000, 256K is 262,144 (vLLM's rule), also m/M and g/G.
+  // Integers in [low, high]; 256k is 256,000, 256K is 262,144 (vLLM's rule), also m/M, g/G and t/T.
   // `flag` may name several spellings, "--kv-cache-memory,--kv-cache-memory-bytes": the first one
   // is the setting's name. With `automatic`, auto and -1 mean 0.
   void Count(const std::string& flag, int64_t& value, int64_t low, int64_t high,
@@ -66,8 +66,9 @@ class Command : public std::enable_shared_from_this<Command> {
   void NoEffect(const std::string& flag, bool is_switch, const std::string& why,
                 const std::vector<std::string>& accepted = {});
 
-  void Secret(const std::string& flag);  // its value is never printed
-  void Hide(const std::string& flag);    // leaves a flag out of the help text
+  void NotEmpty(const std::string& flag);  // of Text: an empty value that is given is refused
+  void Secret(const std::string& flag);    // its value is never printed
+  void Hide(const std::string& flag);      // leaves a flag out of the help text
 
   // Runs `body` when this subcommand is chosen, all settings resolved; its result is the exit code.
   void OnRun(int* exit_code, std::function<int(Command&)> body);
@@ -117,7 +118,8 @@ std::vector<std::string> NormaliseArguments(int argc, char** argv);
 Expected<std::vector<std::string>> PrepareArguments(const CLI::App& app,
                                                     std::vector<std::string> arguments);
 
-// "25k" to 25000, "1M" to 1048576; see Command::Count.
+// "25k" to 25000, "1M" to 1048576; see Command::Count. Errors say whether it is no whole number,
+// too large or has an unknown suffix.
 Expected<int64_t> ParseCount(const std::string& text);
 
 // "FATHOM_MAX_MODEL_LEN" for "max-model-len".

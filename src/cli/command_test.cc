@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -23,6 +24,25 @@ TEST(ParseCount, ReadsVllmsSuffixes) {
   EXPECT_EQ(ParseCount("1M"), 1'048'576);
   EXPECT_EQ(ParseCount("2g"), 2'000'000'000);
   EXPECT_EQ(ParseCount("2G"), int64_t{2} << 30);
+  EXPECT_EQ(ParseCount("2t"), 2'000'000'000'000);
+  EXPECT_EQ(ParseCount("1024T"), int64_t{1} << 50);
+  EXPECT_EQ(ParseCount("1.5T"), int64_t{3} << 39);
+  EXPECT_EQ(ParseCount("1e6"), 1'000'000);
+  EXPECT_EQ(ParseCount("9007199254740993"), 9'007'199'254'740'993);  // no double
+  EXPECT_EQ(ParseCount("9223372036854775807"), INT64_MAX);
+}
+
+TEST(ParseCount, SaysWhatIsWrong) {
+  const auto error = [](const char* text) { return ParseCount(text).error().message; };
+  for (const char* text : {"1e30", "1e999", "9223372036854775808", "99999999999999999999",
+                           "9223372036854775807K", "8388608T", "1e19k"}) {
+    EXPECT_EQ(error(text), fmt::format("'{}' is too large: the most is 9223372036854775807", text));
+  }
+  EXPECT_THAT(error("1P"), HasSubstr("'1P' ends in 'P', which is no suffix: known are k, m, g, t"));
+  EXPECT_THAT(error("1GB"), HasSubstr("ends in 'GB'"));
+  for (const char* text : {"", "x", "1.5", "0.0001K", "1e-999", "nan", "inf"}) {
+    EXPECT_EQ(error(text), fmt::format("'{}' is not a whole number (25000, 25k, 1M)", text));
+  }
 }
 
 TEST(ParseCount, RefusesWhatIsNoWholeNumber) {
@@ -53,7 +73,7 @@ TEST(NormaliseArguments, TouchesOnlyTheFirstPartOfLongFlags) {
 class CommandTest : public ::testing::Test {
  protected:
   struct Values {
-    std::string text = "t", choice = "a", word;
+    std::string text = "t", choice = "a", word, full;
     std::vector<std::string> list;
     int count = 7;
     int64_t length = 5;
@@ -83,6 +103,8 @@ class CommandTest : public ::testing::Test {
     CLI::App app("test");
     auto command = Command::Add(app, "go", "summary", "  example");
     command->Text("--text", values_.text, "T", "help");
+    command->Text("--full", values_.full, "F", "help");
+    command->NotEmpty("--full");
     command->Choice("--choice", values_.choice, {"a", "b"}, "help", {{"beta", "b"}});
     command->List("--list", values_.list, "L", "help");
     command->Count("--length,--length-tokens", values_.length, 0, 100, "help", true);
@@ -207,6 +229,28 @@ TEST_F(CommandTest, AnEmptyInlineValueIsTheFlagsOwn) {
   }
   ASSERT_EQ(Run({"--text", "--count=3"}), "");  // a value may look like a flag
   EXPECT_EQ(values_.text, "--count=3");
+}
+
+TEST_F(CommandTest, AConfigurationIsARegularFile) {
+  const std::string path = WriteFile("");
+  std::remove(path.c_str());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);  // nobody writes: opening it would never end
+  EXPECT_THAT(Run({"--config", path}), HasSubstr(path + ": is no regular file"));
+  const std::string folder = ::testing::TempDir();
+  EXPECT_THAT(Run({"--config", folder}), HasSubstr(folder + ": is no regular file"));
+  EXPECT_THAT(Run({"--config", path + ".absent"}), HasSubstr(".absent: cannot be read"));
+  EXPECT_FALSE(ran_);
+}
+
+TEST_F(CommandTest, ATextThatMayNotBeEmptyIsRefusedFromEverySource) {
+  EXPECT_THAT(Run({"--full="}), HasSubstr("--full: F must not be empty"));
+  EXPECT_THAT(Run({"--full", ""}), HasSubstr("--full: F must not be empty"));
+  EXPECT_THAT(Run({"--config", WriteFile("full: ''")}), HasSubstr("F must not be empty"));
+  EXPECT_FALSE(ran_);
+  ASSERT_EQ(Run({"--full", "x"}), "");
+  EXPECT_EQ(values_.full, "x");
+  SetEnvironment("FATHOM_FULL", "");  // as good as not set
+  ASSERT_EQ(Run({}), "");
 }
 
 TEST_F(CommandTest, NoValueOfAListIsEmpty) {

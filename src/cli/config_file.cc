@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -81,6 +82,13 @@ struct Reader {
 
 Expected<std::vector<ConfigEntry>> ReadConfigFile(
     const std::string& path, const std::function<bool(const std::string&)>& is_setting) {
+  std::error_code unknown;
+  const auto type = std::filesystem::status(path, unknown).type();
+  // A pipe would be waited for.
+  if (std::filesystem::exists(std::filesystem::file_status(type)) &&
+      type != std::filesystem::file_type::regular) {
+    return Fail(Code::kInvalidArgument, "{}: is no regular file", path);
+  }
   try {
     const YAML::Node root = YAML::LoadFile(path);
     if (root.IsNull()) return std::vector<ConfigEntry>();
