@@ -51,7 +51,7 @@ Expected<int> Verify(DiskIo& io, const CacheListing& listing, const CacheFlags& 
   if (flags.segment.empty()) {
     entries = listing.catalog.ParentsFirst();
     for (const RefusedSegment& file : listing.refused) {
-      (file.code == Code::kUnimplemented ? skipped : bad).push_back(file.reason);
+      (file.foreign ? skipped : bad).push_back(file.reason);
     }
   } else {
     Expected<const DiskCatalog::Entry*> entry = FindSegment(listing, flags.segment);
@@ -59,6 +59,8 @@ Expected<int> Verify(DiskIo& io, const CacheListing& listing, const CacheFlags& 
       entries.push_back(*entry);
     } else if (entry.error().code == Code::kDataLoss) {
       bad.push_back(entry.error().message);
+    } else if (entry.error().code == Code::kUnimplemented) {
+      skipped.push_back(entry.error().message);
     } else {
       return tl::unexpected<Error>(entry.error());
     }

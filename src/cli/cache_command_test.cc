@@ -1,5 +1,6 @@
 // `fathom cache` on folders that a DiskStore has written.
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
 
@@ -184,6 +185,30 @@ TEST_F(CacheCommand, PruneBadRemovesWhatVerifyNamesAndLeftovers) {
   EXPECT_EQ(verified.status, 1);
   EXPECT_THAT(verified.out, HasSubstr("bad: b.fkv: is no segment file"));
   EXPECT_THAT(verified.out, HasSubstr("2 segments, "));
+}
+
+TEST_F(CacheCommand, LinksFoldersAndPipesAreLeftAloneAndNotBad) {
+  const std::string& path = folder_.path();
+  std::filesystem::create_symlink(names_[0], path + "/link.fkv");
+  std::filesystem::create_directory(path + "/folder.fkv");
+  ASSERT_EQ(mkfifo((path + "/pipe.fkv").c_str(), 0600), 0);
+  std::filesystem::create_symlink(names_[0], path + "/link.fkv.bad");
+  std::filesystem::create_directory(path + "/folder.fkv.bad");
+  const Result result = RunCache({"verify", path});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.out, Not(HasSubstr("bad: ")));
+  for (const char* name : {"link", "folder", "pipe"}) {
+    EXPECT_THAT(result.out, HasSubstr(fmt::format("skipped: {}.fkv: is no regular file", name)));
+    EXPECT_EQ(RunCache({"verify", path, name}).status, 0) << name;
+  }
+  EXPECT_THAT(result.out, HasSubstr("3 segments, "));
+  const auto json = nlohmann::json::parse(RunCache({"verify", path, "--json"}).out);
+  EXPECT_EQ(json["bad"].size(), 0U);
+  EXPECT_EQ(json["skipped"].size(), 3U);
+  EXPECT_THAT(RunCache({"ls", path}).out, HasSubstr("not usable: link.fkv: is no regular file"));
+  const size_t files = folder_.Names().size();
+  EXPECT_THAT(RunCache({"prune", path, "--bad"}).out, HasSubstr("removed 0 files"));
+  EXPECT_EQ(folder_.Names().size(), files);
 }
 
 TEST_F(CacheCommand, MistakesAreNamed) {

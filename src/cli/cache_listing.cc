@@ -96,14 +96,26 @@ Expected<CacheListing> ListCache(DiskIo& io, const std::string& path) {
   listing.path = path;
   uint64_t id = 0;
   for (const FolderFile& file : files) {
+    if (!file.regular && file.kind != FolderFile::Kind::kSegment) continue;
     if (file.kind == FolderFile::Kind::kBad) listing.put_aside.push_back(file);
     if (file.kind == FolderFile::Kind::kTemporary) listing.temporaries.push_back(file);
     if (file.kind != FolderFile::Kind::kSegment) continue;
+    if (!file.regular) {
+      listing.refused.push_back({.name = file.name,
+                                 .reason = file.name + ": is no regular file",
+                                 .code = Code::kInvalidArgument,
+                                 .foreign = true});
+      continue;
+    }
     Expected<SegmentHeader> header = ReadSegmentHeader(io, path, file.name);
     if (!header) {
       if (header.error().code == Code::kNotFound) continue;  // evicted just now
-      listing.refused.push_back(
-          {file.name, header.error().message, header.error().code, file.bytes});
+      const Code code = header.error().code;
+      listing.refused.push_back({.name = file.name,
+                                 .reason = header.error().message,
+                                 .code = code,
+                                 .bytes = file.bytes,
+                                 .foreign = code == Code::kUnimplemented});
       continue;
     }
     listing.catalog.Add({.id = SegmentId{++id},
@@ -126,7 +138,7 @@ Expected<const Entry*> FindSegment(const CacheListing& listing, const std::strin
   }
   for (const RefusedSegment& file : listing.refused) {
     if (found == nullptr && file.name.starts_with(name)) {
-      return Fail(Code::kDataLoss, "{}", file.reason);
+      return Fail(file.foreign ? Code::kUnimplemented : Code::kDataLoss, "{}", file.reason);
     }
   }
   if (found == nullptr) {

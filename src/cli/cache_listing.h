@@ -17,20 +17,23 @@ struct RefusedSegment {
   std::string reason;           // a sentence that begins with the name
   Code code = Code::kDataLoss;  // damaged; others: see ReadSegmentHeader
   int64_t bytes = 0;
+  // Links, folders, pipes and other format versions: nobody's damage, left as they are.
+  bool foreign = false;
 };
 
 struct CacheListing {
   std::string path;
   DiskCatalog catalog;
   std::vector<RefusedSegment> refused;
-  std::vector<FolderFile> put_aside;    // *.bad
+  std::vector<FolderFile> put_aside;    // *.bad; regular files, as of the following
   std::vector<FolderFile> temporaries;  // being written, or left by a writer that died
 };
 
 // Reads all headers. kNotFound, kInvalidArgument: `path` is missing or no folder.
 Expected<CacheListing> ListCache(DiskIo& io, const std::string& path);
 
-// The segment whose file name begins with `name`. kNotFound, kInvalidArgument (more than one).
+// The segment whose file name begins with `name`. kNotFound, kInvalidArgument (more than one);
+// kDataLoss: it is refused, kUnimplemented: and foreign.
 Expected<const DiskCatalog::Entry*> FindSegment(const CacheListing& listing,
                                                 const std::string& name);
 
