@@ -67,16 +67,12 @@ class Branches : public OutputSink {
     }
   }
 
-  // All choices or none: the first refusal is returned and the destructor takes back the rest.
+  // All choices or none.
   Status Submit() {
     std::vector<Request> requests = generation_.MakeRequests(RandomSeed());
-    ids_.reserve(requests.size());
-    for (size_t i = 0; i < requests.size(); ++i) {
-      requests[i].queue = bridge_;
-      FATHOM_ASSIGN(const RequestId id, api_.model.engine->Submit(std::move(requests[i])));
-      ids_.push_back(id);
-      bridge_->Add(id, this, i);
-    }
+    for (Request& request : requests) request.queue = bridge_;
+    FATHOM_ASSIGN(ids_, api_.model.engine->SubmitAll(std::move(requests)));
+    for (size_t i = 0; i < ids_.size(); ++i) bridge_->Add(ids_[i], this, i);
     return {};
   }
 
@@ -126,7 +122,6 @@ class Branches : public OutputSink {
     explanation->cached_tokens = usage.cached;
     explanation->completion_tokens = usage.completion;
     explanation->choices = generation_.explained();
-    explanation->choices.resize(ids_.size());  // those the engine took
     auto missing = std::make_shared<size_t>(0);
     for (size_t i = 0; i < ids_.size(); ++i) {
       const Choice& choice = generation_.choices()[i];

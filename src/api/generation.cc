@@ -8,6 +8,8 @@
 namespace fathom {
 namespace {
 
+constexpr int64_t kMaxRequestChoices = 1024;  // of all prompts of a request
+
 Status CheckLength(size_t prompt_tokens, const GenerationParams& params, const char* field,
                    const ServedModel& model) {
   const int64_t prompt = static_cast<int64_t>(prompt_tokens);
@@ -22,6 +24,24 @@ Status CheckLength(size_t prompt_tokens, const GenerationParams& params, const c
                    "this model's maximum context length is {} tokens, but the request needs {}: {} "
                    "in {} and {} to generate",
                    model.max_model_len, prompt + completion, prompt, field, completion);
+}
+
+// The choices of a request enter the engine's queue together: more than it ever holds would be
+// refused for ever, and that by a status that asks to try again.
+Status CheckChoices(size_t prompts, int n, const ServedModel& model) {
+  const int64_t queue = model.engine->options().max_waiting;
+  const int64_t most = std::min<int64_t>(kMaxRequestChoices, queue);
+  const auto count = static_cast<int64_t>(prompts);
+  if (count * n <= most) return {};
+  const std::string limit = most < queue ? fmt::format("a request may have {}", most)
+                                         : fmt::format("the queue holds {} (--max-waiting)", most);
+  if (count > most) {
+    return FailParam(Code::kInvalidArgument, "prompt", "prompt holds {} prompts, but {}", count,
+                     limit);
+  }
+  if (count == 1) return FailParam(Code::kInvalidArgument, "n", "n is {}, but {}", n, limit);
+  return FailParam(Code::kInvalidArgument, "n", "{} prompts times n = {} are {} choices, but {}",
+                   count, n, count * n, limit);
 }
 
 }  // namespace
@@ -48,6 +68,7 @@ Expected<GenerationPlan> PrepareChat(std::string_view body, const ServedModel& m
   FATHOM_ASSIGN(ChatRequest request, ParseChatRequest(json, model));
   GenerationPlan plan;
   FATHOM_ASSIGN(plan.model, CheckModelName(request.params.model, model));
+  FATHOM_TRY(CheckChoices(1, request.params.n, model));
   FATHOM_ASSIGN(ChatPrompt prompt, model.encoder->EncodePrompt(request.messages, request.options));
   FATHOM_TRY(CheckLength(prompt.ids.size(), request.params, "messages", model));
   plan.thinking = EndsInsideThinking(prompt.ids, *model.encoder);
@@ -68,6 +89,7 @@ Expected<GenerationPlan> PrepareCompletion(std::string_view body, const ServedMo
   GenerationPlan plan;
   plan.chat = false;
   FATHOM_ASSIGN(plan.model, CheckModelName(request.params.model, model));
+  FATHOM_TRY(CheckChoices(request.prompts.size(), request.params.n, model));
   for (Prompt& prompt : request.prompts) {
     std::string echo;
     std::vector<TokenId> ids;
@@ -85,11 +107,6 @@ Expected<GenerationPlan> PrepareCompletion(std::string_view body, const ServedMo
     plan.echo.push_back(std::move(echo));
   }
   plan.params = std::move(request.params);
-  if (plan.prompts.size() * plan.params.n > 1024) {
-    return FailParam(Code::kInvalidArgument, "n",
-                     "{} prompts times n = {} is more than 1024 choices", plan.prompts.size(),
-                     plan.params.n);
-  }
   return plan;
 }
 

@@ -4,7 +4,7 @@
 //
 //   FATHOM_ASSIGN(GenerationPlan plan, PrepareChat(body, model));   // text pool
 //   Generation generation(std::move(plan), model, id, created);
-//   for (Request& request : generation.MakeRequests(...)) engine.Submit(...);
+//   engine.SubmitAll(generation.MakeRequests(...));
 //   if (generation.Accept(choice, std::move(output))) engine.Cancel(...);
 //
 // Used by one io thread.
@@ -36,8 +36,9 @@ struct GenerationPlan {
   bool thinking = false;  // generation starts inside <think>
 };
 
-// Parse, validate, encode and check against the context limit: prompt and max_tokens beyond it are
-// kContextLength with the numbers. May take seconds for megabytes of text; thread-safe.
+// Parse, validate, encode and check against the context limit and the engine's queue: prompt and
+// max_tokens beyond the one are kContextLength with the numbers, more choices than the other ever
+// holds name `n` or `prompt`. May take seconds for megabytes of text; thread-safe.
 Expected<GenerationPlan> PrepareChat(std::string_view body, const ServedModel& model);
 Expected<GenerationPlan> PrepareCompletion(std::string_view body, const ServedModel& model);
 

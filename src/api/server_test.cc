@@ -380,6 +380,61 @@ TEST_F(ServerTest, QueueFullIs429WithRetryAfter) {
   ExpectIdle();
 }
 
+TEST_F(ServerTest, MoreChoicesThanTheQueueEverHoldsAreA400) {
+  FakeModelOptions model;
+  model.engine.max_num_seqs = 4;
+  model.engine.max_waiting = 4;
+  Start(std::move(model));
+  const auto lists = [](size_t count) { return json(std::vector(count, std::vector{5, 6})); };
+  const std::tuple<const char*, json, const char*> cases[] = {
+      {kChat, Chat("x", {{"n", 5}}), "n"},
+      {kChat, Chat("x", {{"n", 128}, {"stream", true}}), "n"},
+      {"/v1/completions", {{"prompt", lists(5)}}, "prompt"},
+      {"/v1/completions", {{"prompt", lists(5)}, {"n", 2}}, "prompt"},
+      {"/v1/completions", {{"prompt", lists(3)}, {"n", 2}}, "n"},
+  };
+  for (const auto& [path, body, param] : cases) {
+    const RawReply reply = Post(path, body);
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    EXPECT_EQ(json::parse(reply.body)["error"]["param"], param);
+    EXPECT_THAT(reply.body, ::testing::HasSubstr("the queue holds 4 (--max-waiting)"));
+  }
+  EXPECT_EQ(model_->engine->stats().steps, 0u);
+  // As many as it holds are taken, without luck.
+  EXPECT_EQ(Post(kChat, Chat("x", {{"n", 4}})).status, 200);
+  ExpectIdle();
+  EXPECT_EQ(Post("/v1/completions", {{"prompt", lists(2)}, {"n", 2}}).status, 200);
+}
+
+TEST_F(ServerTest, ARequestRefusedForItsChoicesTakesNoPlaceAndIsNotCounted) {
+  const LogCapture log(spdlog::level::debug);
+  FakeModelOptions model = Endless();
+  model.engine.max_num_seqs = 1;
+  model.engine.max_waiting = 3;
+  Start(std::move(model));
+  {
+    RawClient running(server_->port()), waiting(server_->port());
+    running.Send(PostText(kChat, Chat("x", {{"stream", true}}).dump()));
+    running.ReadUntil("\"content\":\"a");
+    waiting.Send(PostText(kChat, Chat("x", {{"stream", true}}).dump()));
+    waiting.ReadUntil("\r\n\r\n");
+    const RawReply refused = Post(kChat, Chat("x", {{"n", 3}}), "X-Request-Id: refused-one\r\n");
+    EXPECT_EQ(refused.status, 429);
+    EXPECT_NE(refused.head.find("Retry-After: "), std::string::npos);
+    EXPECT_EQ(model_->engine->stats().waiting, 1);
+    EXPECT_THAT(Get("/metrics").body,
+                ::testing::ContainsRegex("finished_reason=\"abort\"[^}]*} 0\n"));
+    EXPECT_EQ(Get("/v1/explain/refused-one").status, 404);
+  }
+  ExpectIdle();
+  EXPECT_EQ(model_->engine->stats().finished_cancelled, 2u);
+  server_.reset();
+  const std::string text = log.text();
+  EXPECT_THAT(text, ::testing::HasSubstr("debug request refused-one refused: status 429, code "
+                                         "rate_limit_exceeded, param none\n"));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("info request refused-one")));
+}
+
 TEST_F(ServerTest, DisconnectsCancelWhereverTheyHappen) {
   FakeModelOptions model = Endless(1);
   model.engine.max_num_batched_tokens = 64;  // long prompts take many steps

@@ -15,6 +15,7 @@
 
 #include "core/log.h"
 #include "engine/cache_mover.h"
+#include "engine/retained_sessions.h"
 #include "engine/scheduler.h"
 #include "engine/validate.h"
 #include "ops/numerics.h"
@@ -24,6 +25,9 @@ namespace {
 
 // How often an engine that waits for its disk looks again.
 constexpr std::chrono::milliseconds kDiskPace{2};
+
+// Clients make up the names of sessions; a table of so many takes less than 100 MB.
+constexpr size_t kMaxSessions = 65'536;
 
 // Tokens after which every layer's window is exact again (PrefixOptions::rebuild).
 int64_t RebuildTokens(const Geometry& geometry) {
@@ -77,7 +81,7 @@ struct Engine::Impl {
   std::optional<DiskTier> disk;
   bool stalled = false;  // what waits cannot run before a transfer has ended
   std::unique_ptr<Scheduler> scheduler;
-  std::unordered_map<std::string, double> retained;  // session -> until when
+  RetainedSessions retained{kMaxSessions};
   std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences;
   StepPlan plan;
   Mail mail;
@@ -219,29 +223,50 @@ Engine::~Engine() {
 }
 
 Expected<RequestId> Engine::Submit(Request request) {
+  std::vector<Request> one;
+  one.push_back(std::move(request));
+  FATHOM_ASSIGN(const std::vector<RequestId> ids, SubmitAll(std::move(one)));
+  return ids.front();
+}
+
+Expected<std::vector<RequestId>> Engine::SubmitAll(std::vector<Request> requests) {
   Impl& impl = *impl_;
-  FATHOM_ASSIGN(const int64_t limit,
-                CheckRequest(request, impl.options, impl.geometry, impl.vocab_size));
+  const auto count = static_cast<int64_t>(requests.size());
+  const int64_t capacity = impl.options.max_waiting;
+  if (count > capacity) {
+    return FailParam(Code::kInvalidArgument, "n",
+                     "{} sequences at once are more than the {} the queue holds", count, capacity);
+  }
   const Clock::time_point now = Clock::now();
-  RequestId id;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  for (Request& request : requests) {
+    FATHOM_ASSIGN(const int64_t limit,
+                  CheckRequest(request, impl.options, impl.geometry, impl.vocab_size));
+    sequences.push_back(std::make_unique<Sequence>(RequestId{}, std::move(request), limit, now));
+    sequences.back()->arrived_at = Seconds(now - impl.start);
+  }
+  std::vector<RequestId> ids;
+  ids.reserve(sequences.size());
   {
     const std::lock_guard lock(impl.mutex);
     if (impl.draining || impl.stopping) {
       return Fail(Code::kUnavailable, "the server is draining and takes no new requests");
     }
     const auto waiting = impl.published.waiting + static_cast<int64_t>(impl.arrivals.size());
-    if (waiting >= impl.options.max_waiting) {
+    if (waiting + count > capacity) {
       return Fail(Code::kResourceExhausted,
-                  "{} requests are waiting and the queue holds {}; try again later", waiting,
-                  impl.options.max_waiting);
+                  "{} requests are waiting and the queue holds {}{}; try again later", waiting,
+                  capacity, count > 1 ? fmt::format(", too few places for {} more", count) : "");
     }
-    id = RequestId{impl.next_id++};
-    impl.arrivals.push_back(std::make_unique<Sequence>(id, std::move(request), limit, now));
-    impl.arrivals.back()->arrived_at = Seconds(now - impl.start);
-    if (impl.live++ == 0) impl.last_activity = now;
+    for (auto& sequence : sequences) {
+      sequence->id = RequestId{impl.next_id++};
+      ids.push_back(sequence->id);
+      impl.arrivals.push_back(std::move(sequence));
+      if (impl.live++ == 0) impl.last_activity = now;
+    }
   }
   impl.wake.notify_one();
-  return id;
+  return ids;
 }
 
 void Engine::Cancel(RequestId id) {
@@ -339,7 +364,10 @@ bool Engine::Impl::Take() {
   const std::vector<RequestId> leaving = std::exchange(cancelled, {});
   lock.unlock();
 
-  if (reset && cache) cache->Clear(Now());
+  if (reset && cache) {
+    cache->Clear(Now());
+    retained.Clear();
+  }
   if (disk) {
     RunOps();  // what is to be written must be in its place
     disk->Work(*mover, Now());
@@ -518,8 +546,10 @@ void Engine::Impl::End(Sequence& sequence, Output output) {
   ++ended;
   output.report = Report(sequence);
   totals.recomputed_tokens += static_cast<uint64_t>(sequence.recomputed);
-  if (cache && !sequence.request.session.empty() && sequence.request.retain_seconds > 0) {
-    retained[sequence.request.session] = Now() + sequence.request.retain_seconds;
+  // One that was never computed has left nothing to come back to.
+  if (cache && sequence.computed > 0 && !sequence.request.session.empty() &&
+      sequence.request.retain_seconds > 0) {
+    retained.Retain(sequence.request.session, Now() + sequence.request.retain_seconds);
   }
   // What an error left in the slot is not to be trusted.
   const bool save = *output.finish != FinishReason::kError;
@@ -544,8 +574,7 @@ void Engine::Impl::Publish(std::optional<Clock::duration> step) {
   if (cache) {
     totals.prefix = cache->stats();
     if (disk) totals.disk = disk->stats();
-    const double at = Now();
-    std::erase_if(retained, [&](const auto& session) { return session.second <= at; });
+    retained.Expire(Now());
     totals.sessions_retained = static_cast<int64_t>(retained.size());
     if (options.events != nullptr) {
       std::vector<CacheEvent> events = cache->TakeEvents();

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cache/block_pool.h"
 #include "cache/cache_event.h"
@@ -68,7 +69,7 @@ struct EngineStats {
   uint64_t prompt_from_device = 0, prompt_from_host = 0, prompt_from_disk = 0;
   std::array<uint64_t, kMissReasons> misses{};  // requests by MissReason; kNone are whole hits
   uint64_t recomputed_tokens = 0;               // after preemptions
-  int64_t sessions_retained = 0;
+  int64_t sessions_retained = 0;                // at most 65,536 are known
   DiskTierStats disk;
   double last_step_seconds = 0;
   double seconds_since_step = 0;  // grows while work exists and nothing steps: unhealthy
@@ -93,6 +94,10 @@ class Engine {
   // (kUnavailable). What does not fit now waits. max_tokens 0 means as many as max_model_len and
   // the pool allow. Exactly one Output with `finish` follows every accepted request.
   Expected<RequestId> Submit(Request request);
+  // All of them in one step or none, so that what a refusal leaves behind takes no place from
+  // others. More than the queue ever holds are kInvalidArgument. The ids are in the requests'
+  // order.
+  Expected<std::vector<RequestId>> SubmitAll(std::vector<Request> requests);
   // Takes effect when the running step ends, whether the request waits, prefills or decodes; its
   // last Output then says kCancelled. Unknown and finished ids are ignored.
   void Cancel(RequestId id);

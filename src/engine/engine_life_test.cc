@@ -98,6 +98,45 @@ TEST(EngineLife, AFullQueueRefusesWithItsSizeAndTakesAgainWhenThereIsRoom) {
   EXPECT_TRUE(engine->Submit(Ask(queue, {5}, 2)).has_value());
 }
 
+TEST(EngineLife, SeveralRequestsEnterTheQueueTogetherOrNotAtAll) {
+  const Geometry geometry = ScriptedGeometry(128, 4096);
+  Gate gate;
+  ScriptedOptions script = Counting(geometry);
+  script.on_step = [&](const StepPlan&) { return gate.Pass(); };
+  auto engine = StartEngine({.max_num_seqs = 1, .max_waiting = 3}, script);
+  auto queue = std::make_shared<Collector>();
+  const auto several = [&](size_t count) { return std::vector(count, Ask(queue, {5}, 2)); };
+  const RequestId running = *engine->Submit(Ask(queue, {5}, 2));
+  gate.WaitUntilHeld();
+  const RequestId alone = *engine->Submit(Ask(queue, {5}, 2));
+
+  const auto never = engine->SubmitAll(several(4));
+  ASSERT_FALSE(never.has_value());
+  EXPECT_EQ(never.error().code, Code::kInvalidArgument);
+  EXPECT_THAT(never.error().message, HasSubstr("more than the 3 the queue holds"));
+  const auto not_now = engine->SubmitAll(several(3));
+  ASSERT_FALSE(not_now.has_value());
+  EXPECT_EQ(not_now.error().code, Code::kResourceExhausted);
+  EXPECT_THAT(not_now.error().message, HasSubstr("1 requests are waiting and the queue holds 3"));
+  std::vector<Request> one_wrong = several(2);
+  one_wrong.back().prompt = {999};
+  EXPECT_EQ(engine->SubmitAll(one_wrong).error().code, Code::kInvalidArgument);
+  EXPECT_EQ(engine->stats().waiting, 1);  // nothing of all that has entered
+  EXPECT_THAT(*engine->SubmitAll({}), IsEmpty());
+
+  const auto both = engine->SubmitAll(several(2));
+  ASSERT_TRUE(both.has_value());
+  ASSERT_THAT(*both, SizeIs(2));
+  EXPECT_EQ(engine->stats().waiting, 3);
+  gate.Open();
+  for (const RequestId id : {running, alone, (*both)[0], (*both)[1]}) {
+    EXPECT_THAT(queue->Wait(id).tokens, SizeIs(2));
+  }
+  EXPECT_TRUE(engine->WaitIdle(60s));
+  EXPECT_EQ(engine->stats().finished_length, 4u);
+  EXPECT_EQ(engine->stats().finished_cancelled, 0u);
+}
+
 TEST(EngineLife, AnExecutorErrorFailsTheStepsRequestsAndNothingElse) {
   const Geometry geometry = ScriptedGeometry(128, 4096);
   ScriptedOptions script = Counting(geometry);
@@ -173,6 +212,42 @@ TEST(EngineLife, ProgressIsToldWhileAPromptPrefills) {
               ElementsAre(100, 200, 300, 350, 350));
   request.progress = false;
   EXPECT_THAT(queue->Wait(*engine->Submit(request)).prefilled, ElementsAre(350, 350));
+}
+
+TEST(EngineLife, ASessionIsRetainedWhileSomethingOfItMayBeCached) {
+  const Geometry geometry = ScriptedGeometry(128, 4096);
+  Gate gate;
+  ScriptedOptions script = Counting(geometry);
+  int step = 0;
+  script.on_step = [&](const StepPlan&) { return ++step == 1 ? gate.Pass() : Status(); };
+  auto engine = StartEngine({.max_num_seqs = 1}, script);
+  auto queue = std::make_shared<Collector>();
+  const auto submit = [&](const char* session, double seconds) {
+    Request request = Ask(queue, {5, 6}, 2);
+    request.session = session;
+    request.retain_seconds = seconds;
+    return *engine->Submit(std::move(request));
+  };
+  const RequestId first = submit("first", 1'000);
+  gate.WaitUntilHeld();
+  const RequestId never_computed = submit("second", 1'000);
+  engine->Cancel(never_computed);
+  gate.Open();
+  EXPECT_EQ(queue->Wait(never_computed).finish, FinishReason::kCancelled);
+  queue->Wait(first);
+  EXPECT_EQ(engine->stats().sessions_retained, 1);
+
+  queue->Wait(submit("brief", 0.02));
+  queue->Wait(submit("third", 1'000));
+  std::this_thread::sleep_for(30ms);
+  queue->Wait(submit("third", 1'000));
+  EXPECT_EQ(engine->stats().sessions_retained, 2);
+
+  engine->ResetPrefixCache();
+  for (int i = 0; i < 500 && engine->stats().sessions_retained > 0; ++i) {
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_EQ(engine->stats().sessions_retained, 0);
 }
 
 TEST(EngineLife, DestructionCancelsWhatRunsAndWaits) {
