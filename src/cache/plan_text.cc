@@ -134,6 +134,7 @@ std::string WorkspaceTable(const Workspaces& work) {
   text += Line("step arrays", work.step_arrays);
   text += Line("kernel scratch", work.kernel_scratch,
                fmt::format("at most; of it the indexer {}", Amount(work.indexer_scratch)));
+  if (work.graphs > 0) text += Line("captured graphs", work.graphs, "at most");
   text += Line("together", work.bytes());
   return text;
 }
@@ -199,7 +200,7 @@ std::string PlanTables(const MemoryPlan& plan) {
         WorkspaceTable(plan.workspaces), PoolTable(plan), ConcurrencyTable(plan)}) {
     if (!part.empty()) text += "\n" + part;
   }
-  return text;
+  return text + "\n" + Line("in all", plan.total_bytes(), "weights, workspaces and cache");
 }
 
 std::string PlanText(const std::string& name, const ModelConfig& config, const MemoryPlan& plan,

@@ -132,6 +132,8 @@ Workspaces PlanWorkspaces(const ModelConfig& config, const Geometry& geometry,
     out.indexer_scratch = large + beside;
     out.kernel_scratch = std::max({kGpuAttentionScratch, prepared, large}) + beside +
                          width * branch * config.hidden_size;
+    out.graphs =
+        GraphBytes(config.num_layers, std::min(request.graph_sequences, request.slots), table);
   } else {
     out.indexer_scratch = csa ? request.threads * IndexerThreadScratch(config, geometry) : 0;
     out.kernel_scratch = prepared + request.threads * kThreadScratch + out.indexer_scratch;

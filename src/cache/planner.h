@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cache/geometry.h"
+#include "cache/graph_plan.h"
 #include "cache/pool_sizes.h"
 #include "cache/weight_budget.h"
 #include "core/status.h"
@@ -31,10 +32,11 @@ struct PlanRequest {
   int step_tokens = 512;  // --max-num-batched-tokens
   bool bundles = true;    // prefix caching
   int gpus = 1;
-  bool on_gpu = true;         // activations are bf16 there, float32 on the CPU
-  int threads = 1;            // of the CPU backend
-  int64_t memory = -1;        // of one device, for everything; -1: not given
-  int64_t cache_memory = -1;  // for the three pools; -1: not given, `memory` decides
+  bool on_gpu = true;                     // activations are bf16 there, float32 on the CPU
+  int graph_sequences = kGraphSequences;  // on a GPU: what is captured (graph_plan.h); 0: nothing
+  int threads = 1;                        // of the CPU backend
+  int64_t memory = -1;                    // of one device, for everything; -1: not given
+  int64_t cache_memory = -1;              // for the three pools; -1: not given, `memory` decides
 };
 
 // What a step needs beside weights and cache.
@@ -47,7 +49,9 @@ struct Workspaces {
   // Of that, the indexer: scores live in a tile until they are offered to a list of the best.
   int64_t indexer_scratch = 0;
 
-  int64_t bytes() const { return activations + logits + step_arrays + kernel_scratch; }
+  int64_t graphs = 0;  // at most; 0 on the CPU
+
+  int64_t bytes() const { return activations + logits + step_arrays + kernel_scratch + graphs; }
 };
 
 // One sequence of PlanRequest::context tokens.

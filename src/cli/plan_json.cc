@@ -100,10 +100,13 @@ Json PlanJson(const std::string& name, const ModelConfig& config, const MemoryPl
   json["rows"] = {{"csa", one.csa_rows}, {"hca", one.hca_rows}};
   json["weights"] = WeightsJson(plan);
   const Workspaces& work = plan.workspaces;
-  json["workspaces"] = {
-      {"activations", work.activations},         {"logits", work.logits},
-      {"step_arrays", work.step_arrays},         {"kernel_scratch", work.kernel_scratch},
-      {"indexer_scratch", work.indexer_scratch}, {"bytes", work.bytes()}};
+  json["workspaces"] = {{"activations", work.activations},
+                        {"logits", work.logits},
+                        {"step_arrays", work.step_arrays},
+                        {"kernel_scratch", work.kernel_scratch},
+                        {"indexer_scratch", work.indexer_scratch},
+                        {"graphs", work.graphs},
+                        {"bytes", work.bytes()}};
   json["pools"] = PoolsJson(geometry, plan.pools);
   json["total_bytes"] = plan.total_bytes();
   if (!comparisons.empty()) json["compare"] = Json::object();

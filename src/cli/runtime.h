@@ -55,8 +55,9 @@ struct RuntimeOptions {
   int64_t kv_cache_memory = 0;        // bytes for blocks, slots and bundles; 0: not given
   double gpu_memory_utilization = 0;  // share of the device's memory for everything; 0: off
   CacheReuseOptions reuse;
-  int graph_sequences = 64;  // on a GPU, decoding steps of up to so many are captured; 0: none
-  int threads = 0;           // compute threads; 0: one per CPU this process may use
+  int graph_sequences =
+      kGraphSequences;  // on a GPU, decoding steps of up to so many are captured; 0: none
+  int threads = 0;      // compute threads; 0: one per CPU this process may use
 };
 
 struct Runtime {

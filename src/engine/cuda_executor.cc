@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "engine/step_arrays.h"
 #include "ops/cuda/cuda_graph.h"
@@ -142,13 +143,6 @@ class CudaExecutor final : public Executor {
 };
 
 }  // namespace
-
-std::vector<int32_t> GraphTableWidths(int64_t most) {
-  std::vector<int32_t> widths;
-  for (int64_t width = 8; width < most; width *= 8) widths.push_back(static_cast<int32_t>(width));
-  widths.push_back(static_cast<int32_t>(most));
-  return widths;
-}
 
 Expected<Reservation> ReserveCuda(int64_t bytes, std::string_view what) {
   if (bytes == 0) return Reservation::Adopt(nullptr, 0, nullptr);

@@ -8,9 +8,7 @@
 //                 ReserveCuda);
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
+#include "cache/graph_plan.h"
 #include "engine/executor.h"
 #include "ops/cuda/cuda_backend.h"
 
@@ -22,14 +20,10 @@ Expected<Reservation> ReserveCuda(int64_t bytes, std::string_view what);
 struct CudaExecutorOptions {
   // Steps in which every sequence decodes one token run as captured graphs, for 1 .. so many
   // sequences (at most the slots); 0: none do.
-  int max_graph_sequences = 64;
+  int max_graph_sequences = kGraphSequences;
   // ForwardOptions::branch_tokens: steps of up to so many tokens use three streams.
   int branch_tokens = kGpuBranchTokens;
 };
-
-// Widths of the block table that decoding steps are captured for, ascending, up to `most` blocks:
-// launches are shaped by the longest context that fits the table.
-std::vector<int32_t> GraphTableWidths(int64_t most);
 
 // Borrows config, weights (uploaded by UploadForCuda to this backend), pools and backend; all must
 // outlive it. The pools lie in device memory. Everything a step needs is allocated, and every graph

@@ -20,6 +20,7 @@
 
 #include "cache/block_pool.h"
 #include "cache/geometry.h"
+#include "cache/planner.h"
 #include "engine/cuda_executor.h"
 #include "engine/step_arrays.h"
 #include "model/cuda_weights.h"
@@ -90,6 +91,7 @@ class Bench {
     auto streams = Make({.max_graph_sequences = 0}, "streams");
     auto graphs = Make({.max_graph_sequences = 32, .branch_tokens = 0}, "graphs");
     auto both = Make({.max_graph_sequences = 32}, "graphs and streams");
+    ComparePlan();
     std::printf("decode,context,streams,ms_plain,ms_streams,ms_graphs,ms_both\n");
     for (const Case& c : cases_) {
       std::printf("decode,%ld,%d", c.context, c.streams);
@@ -114,6 +116,18 @@ class Bench {
                 Gib(before - ops::CudaBackend::Memory().free));
     std::fflush(stdout);
     return executor;
+  }
+
+  // One executor more, as a server makes it, beside what the plan says of it.
+  void ComparePlan() {
+    const int64_t scratch = backend_.scratch_bytes();
+    const int64_t before = ops::CudaBackend::Memory().free;
+    const auto executor = Make({}, "as served");
+    const int64_t used = before - ops::CudaBackend::Memory().free + scratch;
+    PlanRequest request{.slots = kStreams, .step_tokens = options_.chunk, .gpus = 1};
+    const Workspaces planned = PlanWorkspaces(config_, geometry_, request);
+    std::printf("# plan: workspaces %.3f GiB (graphs %.3f); used, scratch included: %.3f\n",
+                Gib(planned.bytes()), Gib(planned.graphs), Gib(used));
   }
 
   TokenId RandomToken() { return static_cast<TokenId>(random_() % config_.vocab_size); }
