@@ -45,14 +45,18 @@ class OpenFile {
   int file_;
 };
 
-bool IsStale(const std::string& path, const FolderFile& file) {
+void TakeIfStale(const std::string& path, const FolderFile& file,
+                 const std::function<void(const FolderFile&)>& take) {
   const int handle = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (handle < 0) return false;
+  if (handle < 0) return;
   const bool locked = flock(handle, LOCK_EX | LOCK_NB) == 0;
-  const int error = errno;
+  const bool held = !locked && errno == EWOULDBLOCK;
+  // One that another process has removed meanwhile may have a successor of the same name.
+  struct stat status {};
+  const bool there = fstat(handle, &status) == 0 && status.st_nlink > 0;
+  const bool old = !held && NowNanoseconds() - file.modified_ns > kStaleNanoseconds;
+  if (there && (locked || old)) take(file);
   close(handle);
-  if (locked) return true;
-  return error != EWOULDBLOCK && NowNanoseconds() - file.modified_ns > kStaleNanoseconds;
 }
 
 }  // namespace
@@ -198,16 +202,13 @@ std::string TemporaryName(std::string_view segment_name) {
                      kTemporarySuffix);
 }
 
-std::vector<FolderFile> StaleTemporaries(const std::string& folder,
-                                         const std::vector<FolderFile>& files) {
-  std::vector<FolderFile> stale;
+void ForEachStaleTemporary(const std::string& folder, const std::vector<FolderFile>& files,
+                           const std::function<void(const FolderFile&)>& take) {
   for (const FolderFile& file : files) {
-    if (file.kind == FolderFile::Kind::kTemporary && file.regular &&
-        IsStale(folder + "/" + file.name, file)) {
-      stale.push_back(file);
+    if (file.kind == FolderFile::Kind::kTemporary && file.regular) {
+      TakeIfStale(folder + "/" + file.name, file, take);
     }
   }
-  return stale;
 }
 
 }  // namespace fathom

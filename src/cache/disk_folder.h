@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,8 +58,9 @@ std::string TemporaryName(std::string_view segment_name);
 // What interrupted writers have left. A writer holds a lock on its temporary file, which ends with
 // its process, in whatever container it ran; where the file system has no locks, a temporary is
 // stale after a day.
-std::vector<FolderFile> StaleTemporaries(const std::string& folder,
-                                         const std::vector<FolderFile>& files);
+// `take` is called for each while its lock is held: what it removes has no writer, nor gets one.
+void ForEachStaleTemporary(const std::string& folder, const std::vector<FolderFile>& files,
+                           const std::function<void(const FolderFile&)>& take);
 
 int64_t NowNanoseconds();  // since 1970
 

@@ -35,7 +35,7 @@ class DiskIo {
   virtual DiskRead* FinishRead() = 0;
 
   virtual int OpenForRead(const std::string& path) = 0;  // a regular file, no link; -ELOOP, ...
-  // A new file (mode 0600), locked (flock) as long as it is open: see StaleTemporaries.
+  // A new file (mode 0600), locked (flock) as long as it is open: see ForEachStaleTemporary.
   virtual int OpenNew(const std::string& path) = 0;
   virtual int64_t Size(int file) = 0;
   virtual int64_t ReadSome(int file, int64_t offset, std::span<std::byte> into) = 0;

@@ -69,11 +69,18 @@ int PosixDiskIo::OpenForRead(const std::string& path) {
 }
 
 int PosixDiskIo::OpenNew(const std::string& path) {
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) return -errno;
-  // Where locks are not supported, stale temporaries are known by their age alone.
-  (void)flock(file, LOCK_EX | LOCK_NB);
-  return file;
+  while (true) {
+    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file < 0) return -errno;
+    // Before it is locked it looks stale. Whoever takes it for that holds the lock while removing
+    // it, so it is waited for; what has lost its name is made anew. Where locks are not supported,
+    // stale temporaries are known by their age alone.
+    while (flock(file, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    struct stat status {};
+    if (fstat(file, &status) != 0 || status.st_nlink > 0) return file;
+    close(file);
+  }
 }
 
 int64_t PosixDiskIo::Size(int file) {

@@ -18,9 +18,9 @@ Status DiskKeeper::Scan(bool opening) {
   scanned_ = std::chrono::steady_clock::now();
   FATHOM_ASSIGN(const std::vector<FolderFile> files, ListFolder(state_.options.path));
   if (opening) {
-    for (const FolderFile& file : StaleTemporaries(state_.options.path, files)) {
+    ForEachStaleTemporary(state_.options.path, files, [&](const FolderFile& file) {
       (void)state_.options.io->Remove(Path(file.name));
-    }
+    });
   }
   bad_.clear();
   std::set<std::string> names;
@@ -182,7 +182,7 @@ Status DiskKeeper::MakeRoomOnFullDisk(int64_t bytes, int64_t pending) {
                                           state_.options.path, state_.catalog.bytes())});
     }
   }
-  const Status room = MakeRoom(bytes, pending);
+  Status room = MakeRoom(bytes, pending);
   if (room) {
     // A journal may hand out freed blocks only after it has been written.
     (void)state_.options.io->SyncFolder(state_.options.path);

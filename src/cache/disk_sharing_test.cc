@@ -217,6 +217,36 @@ TEST(DiskSharing, StoresInProcessesWriteReadAndEvictAtOnce) {
   EXPECT_TRUE(store->refused().empty());
 }
 
+// What is being made is never taken for a leftover.
+TEST(DiskSharing, NewTemporariesSurviveThoseWhoCleanUp) {
+  const TemporaryFolder folder;
+  std::atomic<bool> done = false;
+  std::vector<std::thread> cleaners;
+  for (int i = 0; i < 2; ++i) {
+    cleaners.emplace_back([&] {
+      while (!done) {
+        const auto files = ListFolder(folder.path());
+        if (!files) continue;
+        ForEachStaleTemporary(folder.path(), *files, [&](const FolderFile& file) {
+          std::filesystem::remove(folder.path() + "/" + file.name);
+        });
+      }
+    });
+  }
+  const auto io = MakePosixDiskIo();
+  int lost = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const std::string path = folder.path() + "/" + TemporaryName("a.fkv");
+    const int file = io->OpenNew(path);
+    ASSERT_GE(file, 0);
+    if (io->Remove(path) != 0) ++lost;
+    io->Close(file);
+  }
+  done = true;
+  for (std::thread& cleaner : cleaners) cleaner.join();
+  EXPECT_EQ(lost, 0);
+}
+
 TEST(DiskSharing, KilledAtAnyMomentLeavesOnlyWholeFiles) {
   const TemporaryFolder folder;
   Random random(47);

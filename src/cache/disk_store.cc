@@ -31,8 +31,8 @@ Status TryFolder(const std::string& path, DiskIo& io) {
   const std::array<std::byte, 1> byte{};
   const int wrote = io.WriteAll(file, 0, byte);
   const int synced = wrote == 0 ? io.Sync(file) : 0;
+  const int removed = io.Remove(probe);  // before its lock goes: nobody else does
   io.Close(file);
-  const int removed = io.Remove(probe);
   for (const int error : {wrote, synced, removed}) FATHOM_TRY(check(error));
   return {};
 }

@@ -268,9 +268,11 @@ TEST(DiskStore, WakesOnceForEventsNobodyHasTaken) {
   const TemporaryFolder folder;
   auto store = Open(Options(folder.path()));
   const Segment segment = MakeSegment(random, 128 * 10);
-  const SegmentId id = WriteSegment(*store, segment).segment;
   std::atomic<int> wakes = 0;
   store->SetWake([&] { ++wakes; });
+  const SegmentId id = WriteSegment(*store, segment).segment;
+  ASSERT_TRUE(WaitUntil([&] { return wakes == 1; }));  // it may come after the event was taken
+  wakes = 0;
   store->Read(id, segment.Parts());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   const int64_t all = store->stats().bytes_written;

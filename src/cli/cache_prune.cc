@@ -29,10 +29,11 @@ class Pruner {
       if (!bad.empty()) damaged.emplace_back(entry.info.id, bad.front());
     }
     for (const auto& [id, why] : damaged) FATHOM_TRY(RemoveSegment(id, why));
-    for (const FolderFile& file : StaleTemporaries(listing_.path, listing_.temporaries)) {
-      FATHOM_TRY(Remove(file.name, file.bytes, "left by a writer that is gone"));
-    }
-    return {};
+    Status status;
+    ForEachStaleTemporary(listing_.path, listing_.temporaries, [&](const FolderFile& file) {
+      if (status) status = Remove(file.name, file.bytes, "left by a writer that is gone");
+    });
+    return status;
   }
 
   Status Old(int64_t older_than_ns) {
