@@ -94,6 +94,11 @@ void ReadCacheFields(FieldReader& fields, GenerationParams* params) {
     inner.Refuse("ttl", "needs fathom.session");
   }
   inner.Bool("explain", &params->explain);
+  // Ours alone: a name we do not know is a mistake, not another engine's.
+  for (const auto& [key, value] : own->items()) {
+    if (key == "session" || key == "ttl" || key == "explain") continue;
+    inner.Refuse(key.c_str(), "is unknown; there are session, ttl and explain");
+  }
   fields.Adopt(inner);
 }
 

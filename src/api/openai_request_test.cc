@@ -274,6 +274,7 @@ TEST_F(OpenAiRequest, TheFathomObjectNamesTheInnerField) {
       {{{"session", "a"}, {"ttl", 0.5}}, "fathom.ttl"},
       {{{"session", "a"}, {"ttl", int64_t{1} << 40}}, "fathom.ttl"},
       {{{"ttl", 60}}, "fathom.ttl"},
+      {{{"sesion", 7}}, "fathom.sesion"},
       {{{"explain", 1}}, "fathom.explain"},
       {{{"explain", "yes"}}, "fathom.explain"},
   };

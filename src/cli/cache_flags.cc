@@ -4,6 +4,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "cache/what_if.h"
 #include "cache/window_kinds.h"
 #include "core/amounts.h"
 #include "core/cpu_features.h"
@@ -25,9 +26,8 @@ Expected<DiskFingerprint> Fingerprint(const Runtime& runtime) {
     FATHOM_ASSIGN(json["weights"], CheckpointIdentity(runtime.directory));
   }
   const Geometry& geometry = runtime.geometry;
-  const auto format = [&](CacheKind kind) { return static_cast<int>(geometry.of(kind).format); };
-  json["kv_format"] = format(CacheKind::kWindowKv);
-  json["indexer_format"] = format(CacheKind::kIndexK);
+  json["kv_cache_dtype"] = KvDTypeName(geometry.options.kv);
+  json["indexer_kv_dtype"] = IndexDTypeName(geometry.options.index);
   json["block_size"] = geometry.options.block_tokens;
   json["block_bytes"] = geometry.block_bytes;
   json["numerics"] = runtime.options.numerics == ops::Numerics::kProduct ? "product" : "reference";

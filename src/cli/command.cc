@@ -139,12 +139,24 @@ int64_t CountInRange(const std::string& flag, const std::string& text, int64_t l
   return *count;
 }
 
+// Switches without CLI11's mark of what their negation means, "{false}".
+class SwitchFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    std::string name = CLI::Formatter::make_option_name(option, is_positional);
+    constexpr std::string_view kMark = "{false}";
+    for (size_t at; (at = name.find(kMark)) != name.npos;) name.erase(at, kMark.size());
+    return name;
+  }
+};
+
 }  // namespace
 
 std::shared_ptr<Command> Command::Add(CLI::App& parent, const std::string& name,
                                       const std::string& summary, const std::string& examples) {
   CLI::App* app = parent.add_subcommand(name, summary);
   app->footer("Examples:\n" + examples + "\n");
+  app->formatter(std::make_shared<SwitchFormatter>());
   std::shared_ptr<Command> command(new Command(app));
   command->Text("--config", command->config_path_, "FILE",
                 "YAML file with the same names as the flags");
@@ -271,7 +283,7 @@ void Command::Real(const std::string& flag, double& value, double low, double hi
 
 void Command::Switch(const std::string& flag, bool& value, const std::string& help) {
   const std::string names = fmt::format("{},!--no-{}", flag, KeyOf(flag));
-  CLI::Option* option = app_->add_flag(names, value, help);
+  CLI::Option* option = app_->add_flag(names, value, value ? help + "; on by default" : help);
   Register(flag, option, [&value] { return value ? "true" : "false"; }).is_switch = true;
 }
 
