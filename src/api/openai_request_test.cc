@@ -287,7 +287,7 @@ TEST_F(OpenAiRequest, TheFathomObjectNamesTheInnerField) {
   }
   json body = Base(true);
   body["cache_salt"] = "tenant";
-  body["fathom"] = {{"session", "a"}, {"explain", true}, {"unknown", 1}, {"ttl", nullptr}};
+  body["fathom"] = {{"session", "a"}, {"explain", true}, {"ttl", nullptr}};
   const GenerationParams params = ParseChatRequest(body, model_)->params;
   EXPECT_EQ(params.cache_salt, "tenant");
   EXPECT_EQ(params.session, "a");
