@@ -1,6 +1,9 @@
 #include "cli/runtime_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <vector>
 
 #include "cache/plan_advice.h"
 #include "core/amounts.h"
@@ -12,6 +15,9 @@
 
 namespace fathom {
 namespace {
+
+// What is on its way to and from the disk, at most (docs/prefix-cache.md).
+constexpr int64_t kDiskBuffers = int64_t{128} << 20;
 
 Status CheckPositive(const char* flag, int64_t value) {
   if (value > 0) return {};
@@ -41,16 +47,58 @@ tl::unexpected<Error> DoesNotFit(const ModelConfig& config, const MemoryPlan& pl
                    would.empty() ? "" : "; would fit with " + would);
 }
 
+// What the tiers below the cache keep in host memory.
+int64_t HostTierBytes(const CacheReuseOptions& reuse) {
+  return reuse.prefix_caching ? reuse.kv_host_size : 0;
+}
+int64_t DiskBufferBytes(const CacheReuseOptions& reuse) {
+  return reuse.prefix_caching && !reuse.kv_disk_path.empty() ? kDiskBuffers : 0;
+}
+
+Status CheckHostMemory(const RuntimeOptions& options, const MemoryPlan& plan,
+                       const DeviceMemory& device) {
+  if (device.host < 0) return {};
+  int64_t sum = 0;
+  std::string parts;
+  const auto add = [&](const char* name, int64_t bytes) {
+    if (bytes == 0) return;
+    sum += bytes;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name, Amount(bytes));
+  };
+  std::vector<const char*> flags;
+  if (!device.gpu) {
+    add("weights", plan.weight_bytes);
+    add("workspaces", plan.workspaces.bytes());
+    add("cache", plan.pool_bytes());
+    if (options.kv_cache_memory > 0) flags = {"--kv-cache-memory"};
+    else if (options.gpu_memory_utilization > 0) flags = {"--gpu-memory-utilization"};
+    else flags = {"--max-model-len", "--max-num-seqs"};
+  }
+  const int64_t tier = HostTierBytes(options.reuse);
+  add("host tier", tier);
+  add("disk buffers", DiskBufferBytes(options.reuse));
+  if (sum <= device.host) return {};
+  if (tier > 0) flags.insert(flags.begin(), "--kv-host-size");
+  const char* remedy = flags.empty() ? "leave out" : "lower";
+  if (flags.empty()) flags = {"--kv-disk-path"};
+  return FailParam(Code::kResourceExhausted, flags.front(),
+                   "{} bytes of host memory are needed ({}), but this machine has {}: {} too many; "
+                   "{} {}",
+                   sum, parts, device.host, BytesAndAmount(sum - device.host), remedy,
+                   fmt::join(flags, " or "));
+}
+
 }  // namespace
 
 DeviceMemory MemoryOf(const ops::Backend* gpu) {
 #if FATHOM_CUDA
   if (gpu != nullptr) {
     const ops::CudaMemory memory = ops::CudaBackend::Memory();
-    return {true, memory.total, memory.free};
+    return {true, memory.total, memory.free, MachineMemoryBytes()};
   }
 #endif
-  return {false, MachineMemoryBytes(), -1};
+  const int64_t machine = MachineMemoryBytes();
+  return {false, machine, -1, machine};
 }
 
 Expected<PlanRequest> MakePlanRequest(const RuntimeOptions& options, const DeviceMemory& device) {
@@ -99,6 +147,7 @@ Expected<MemoryPlan> PlanRuntime(const RuntimeOptions& options, const ModelConfi
     if (!real.fits()) return DoesNotFit(config, real, "free device memory", real.cache_memory);
     plan = real;
   }
+  FATHOM_TRY(CheckHostMemory(options, plan, device));
   return plan;
 }
 

@@ -14,7 +14,8 @@ namespace fathom {
 struct DeviceMemory {
   bool gpu = false;
   int64_t total = 0;
-  int64_t free = -1;  // -1: not asked for; the operating system says no when the time comes
+  int64_t free = -1;  // -1: not asked for
+  int64_t host = -1;  // memory of the machine it is in; -1: another machine's, not known
 };
 
 // Of the GPU, or where it is null of the machine.
@@ -25,7 +26,9 @@ DeviceMemory MemoryOf(const ops::Backend* gpu);
 Expected<PlanRequest> MakePlanRequest(const RuntimeOptions& options, const DeviceMemory& device);
 
 // The plan, made to fit: kResourceExhausted when it does not, with the number of bytes and the
-// flags that would make it fit. Pools: pool_sizes.h.
+// flags that would make it fit. Pools: pool_sizes.h. What lies in host memory, the tiers below the
+// cache included, must fit there together: the operating system promises each part by itself and
+// kills the process when they fill up.
 Expected<MemoryPlan> PlanRuntime(const RuntimeOptions& options, const ModelConfig& config,
                                  const WeightBudget& weights, const DeviceMemory& device);
 

@@ -148,5 +148,65 @@ TEST(RuntimePlan, FreeMemoryOfTheDeviceCounts) {
   EXPECT_THAT(refused.error().message, HasSubstr("free device memory leaves"));
 }
 
+// Each of these is little enough by itself.
+TEST(RuntimePlan, CacheAndTiersMustFitIntoTheMachineTogether) {
+  const ModelConfig config = *LoadModelConfig(kDemo);
+  const WeightBudget weights = BudgetWeights(config);
+  const auto on_cpu = [](int64_t bytes) { return DeviceMemory{false, bytes, -1, bytes}; };
+  const DeviceMemory machine = on_cpu(int64_t{24} << 30);
+  RuntimeOptions options{.max_model_len = 1024, .kv_cache_memory = int64_t{21} << 30};
+  options.threads = 1;
+  const MemoryPlan plan = *PlanRuntime(options, config, weights, machine);
+  options.reuse.kv_host_size = int64_t{22} << 30;
+  const auto refused = PlanRuntime(options, config, weights, machine);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kResourceExhausted);
+  EXPECT_EQ(refused.error().param, "--kv-host-size");
+  const int64_t sum = plan.total_bytes() + options.reuse.kv_host_size;
+  EXPECT_THAT(refused.error().message, HasSubstr(std::to_string(sum) + " bytes"));
+  EXPECT_THAT(refused.error().message, HasSubstr("this machine has 25769803776"));
+  EXPECT_THAT(refused.error().message, HasSubstr("lower --kv-host-size or --kv-cache-memory"));
+
+  // To the byte, the disk tier's buffers included; a tier that is off takes nothing.
+  EXPECT_TRUE(PlanRuntime(options, config, weights, on_cpu(sum)));
+  EXPECT_FALSE(PlanRuntime(options, config, weights, on_cpu(sum - 1)));
+  options.reuse.kv_disk_path = "/cache";
+  const int64_t disk = int64_t{128} << 20;
+  EXPECT_TRUE(PlanRuntime(options, config, weights, on_cpu(sum + disk)));
+  EXPECT_FALSE(PlanRuntime(options, config, weights, on_cpu(sum + disk - 1)));
+  options.reuse.kv_host_size = 0;
+  EXPECT_TRUE(PlanRuntime(options, config, weights, machine));
+  // The cache alone: nothing but its own flags can be lowered.
+  const auto cache = PlanRuntime({.max_model_len = 65'536}, config, weights, on_cpu(1 << 20));
+  ASSERT_FALSE(cache);
+  EXPECT_EQ(cache.error().param, "--max-model-len");
+  EXPECT_THAT(cache.error().message, HasSubstr("lower --max-model-len or --max-num-seqs"));
+
+  // The machine's own memory is what counts at start.
+  RuntimeOptions here{.model = kDemo, .device = "cpu", .max_model_len = 1024};
+  here.kv_cache_memory = here.reuse.kv_host_size = MachineMemoryBytes() / 8 * 7;
+  const auto runtime = LoadRuntime(here);
+  ASSERT_FALSE(runtime);
+  EXPECT_EQ(runtime.error().param, "--kv-host-size");
+}
+
+TEST(RuntimePlan, OnAGpuTheTiersAloneLieInHostMemory) {
+  const ModelConfig config = *LoadModelConfig(kDemo);
+  const WeightBudget weights = BudgetWeights(config);
+  const DeviceMemory gpu{true, int64_t{80} << 30, -1, int64_t{24} << 30};
+  RuntimeOptions options{.max_model_len = 1024, .kv_cache_memory = int64_t{30} << 30};
+  options.reuse.kv_host_size = int64_t{24} << 30;
+  EXPECT_TRUE(PlanRuntime(options, config, weights, gpu));
+  options.reuse.kv_disk_path = "/cache";
+  const auto refused = PlanRuntime(options, config, weights, gpu);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message,
+              HasSubstr("(host tier 24.000 GiB, disk buffers 128.000 MiB)"));
+  EXPECT_THAT(refused.error().message, HasSubstr("; lower --kv-host-size"));
+  // Another machine's memory is not known.
+  const DeviceMemory elsewhere{true, int64_t{80} << 30};
+  EXPECT_TRUE(PlanRuntime(options, config, weights, elsewhere));
+}
+
 }  // namespace
 }  // namespace fathom
