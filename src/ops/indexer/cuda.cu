@@ -16,8 +16,8 @@ namespace fathom::ops {
 namespace cuda {
 namespace {
 
-constexpr int kWantedBlocks = 264;                 // two on every multiprocessor of an H200
-constexpr int kTilesPerBlock = 16;                 // of 64 rows, where there are many
+constexpr int kWantedBlocks = 264;  // two on every multiprocessor of an H200
+constexpr int kTilesPerBlock = 16;  // of 64 rows, where there are many
 constexpr int kMaxClusterBlocks = 8;
 
 int PaddedHeads(int heads) {
@@ -124,9 +124,9 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream) {
                 "a context of more than 16M compressed rows");
   const int64_t pass = std::max<int64_t>(
       1,
-      std::min(
-          {tokens, p.wants_scores ? tokens : kIndexerScoreBytes / (4 * std::max<int64_t>(stride, 1)),
-           std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride}));
+      std::min({tokens,
+                p.wants_scores ? tokens : kIndexerScoreBytes / (4 * std::max<int64_t>(stride, 1)),
+                std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride}));
   auto* const packed = static_cast<char*>(scratch) + kIndexerScoreBytes;
 
   for (int64_t first = 0; first < tokens; first += pass) {
