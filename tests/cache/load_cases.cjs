@@ -50,7 +50,7 @@ async function decodes(test) {
 async function oversubscription(test) {
   // What grows beyond the block of head room that admission counts is preempted.
   const server = await test.serve(
-      '--max-num-seqs', 12, '--max-model-len', 2048, '--kv-cache-memory', 422e5, '--kv-host-size',
+      '--max-num-seqs', 12, '--max-model-len', 2048, '--kv-cache-memory', 210e5, '--kv-host-size',
       7e7);
   const {blocks, hostBlocks} = await server.metrics();
   const texts = await test.texts();
@@ -108,7 +108,7 @@ async function oversubscription(test) {
 
 async function capacity(test) {
   const server =
-      await test.serve('--max-num-seqs', 64, '--max-model-len', 4096, '--kv-cache-memory', 2200e5);
+      await test.serve('--max-num-seqs', 64, '--max-model-len', 4096, '--kv-cache-memory', 840e5);
   const printed = server.log.match(/ blocks +[\d,]+ B .* ([\d,]+) x [\d,]+ B, ([\d,]+) tokens/);
   if (!test.check(printed, `no line about blocks in the log:\n${server.log}`)) return;
   const [units, tokens] = printed.slice(1).map((text) => Number(text.replaceAll(',', '')));

@@ -178,8 +178,9 @@ async function lengthsModulo4(test) {
       const modulo = first.usage.prompt_tokens % 4;
       const what = `fact ${i + 1}, ${first.usage.prompt_tokens} tokens (${modulo} mod 4)`;
       const again = await test.ask(server, request, `${what}, again`);
+      // Fewer than 64 new tokens are not worth a bundle.
       test.check(
-          again.cached === again.usage.prompt_tokens - 1, `${what}, again: ${test.found(again)}`);
+          again.cached >= again.usage.prompt_tokens - 64, `${what}, again: ${test.found(again)}`);
       test.check(
           first.text === again.text,
           `${what}: first ${JSON.stringify(first.text)}, again ${JSON.stringify(again.text)}`);
