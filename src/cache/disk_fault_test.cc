@@ -7,7 +7,9 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <thread>
 
 #include "cache/disk_test_util.h"
 
@@ -115,6 +117,10 @@ TEST(DiskFault, AReadThatFailsAtAnyOperationIsOneEventAndTheSegmentIsOfferedNoMo
     ++failures;
     EXPECT_NE(message.find("Input/output error"), std::string::npos) << message;
     EXPECT_EQ(store->stats().read_failures, 1);
+    // The failure is told first, then the segment goes.
+    for (int i = 0; i < 2'000 && !store->segments().empty(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     EXPECT_TRUE(store->segments().empty());
     EXPECT_EQ(folder.Names().size(), 1U);  // an error is no proof that the file is bad
     // Neither does a look at the folder bring it back.
