@@ -201,6 +201,11 @@ void KvEventPublisher::Impl::Send(const Batch& batch) {
   SentBatch kept{batch.sequence, zmq::message_t(bytes)};
   zmq::message_t payload;
   payload.copy(kept.payload);
+  {  // before a subscriber can have it: who has seen a batch finds it counted
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++stats.batches;
+    stats.events += batch.events.size();
+  }
   publish.send(zmq::buffer(config.topic), zmq::send_flags::sndmore);
   publish.send(zmq::buffer(BigEndian(batch.sequence)), zmq::send_flags::sndmore);
   publish.send(payload, zmq::send_flags::none);
@@ -211,9 +216,6 @@ void KvEventPublisher::Impl::Send(const Batch& batch) {
     sent_bytes -= static_cast<int64_t>(sent.front().payload.size());
     sent.pop_front();
   }
-  const std::lock_guard<std::mutex> lock(mutex);
-  ++stats.batches;
-  stats.events += batch.events.size();
 }
 
 // A request is (identity, empty frame, first sequence number wanted as 8 bytes).
@@ -244,13 +246,12 @@ void KvEventPublisher::Impl::Replay(zmq::message_t& client, uint64_t from) {
         return;
       }
     }
-    SendReplayFrames(client, "", kReplayEnd, zmq::message_t());
+    // Under the lock: who has seen the end marker finds the request counted.
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (SendReplayFrames(client, "", kReplayEnd, zmq::message_t())) ++stats.replays;
   } catch (const zmq::error_t& error) {  // EHOSTUNREACH: the client has gone
     Log().debug("KV events: replay: {}", error.what());
-    return;
   }
-  const std::lock_guard<std::mutex> lock(mutex);
-  ++stats.replays;
 }
 
 bool KvEventPublisher::Impl::SendReplayFrames(zmq::message_t& client, std::string_view topic,
