@@ -20,10 +20,11 @@ constexpr int64_t kMostBytes = int64_t{1} << 50;
 Expected<DiskFingerprint> Fingerprint(const Runtime& runtime) {
   nlohmann::ordered_json json;
   json["model"] = runtime.directory.substr(runtime.directory.find_last_of('/') + 1);
+  json["config"] = TextIdentity(runtime.config_text);
   if (runtime.options.load_format == LoadFormat::kDummy) {
     json["weights"] = fmt::format("dummy, seed {}", runtime.options.seed);
   } else {
-    FATHOM_ASSIGN(json["weights"], CheckpointIdentity(runtime.directory));
+    FATHOM_ASSIGN(json["weights"], WeightsIdentity(runtime.directory));
   }
   const Geometry& geometry = runtime.geometry;
   json["kv_cache_dtype"] = KvDTypeName(geometry.options.kv);

@@ -13,7 +13,6 @@
 // the sources, ends the program with a sentence that names the flag, variable or file key.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -22,6 +21,11 @@
 #include <vector>
 
 #include "core/status.h"
+
+namespace CLI {  // a heavy header, which only command.cc and main.cc need
+class App;
+class Option;
+}  // namespace CLI
 
 namespace fathom {
 

@@ -2,8 +2,6 @@
 // the process's exit status in *exit_code. See command.h for how to write one.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include "cli/command.h"
 
 namespace fathom {

@@ -5,9 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/model_flags.h"
+#include "cli/model_source.h"
 #include "cli/runtime.h"
 #include "engine/dump.h"
-#include "model/model_path.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 struct DumpOptions {
   std::string model;
+  std::string hf_overrides;
   std::string ids;
   std::string out;
   std::vector<std::string> tensors;
@@ -76,22 +78,17 @@ Status RunDump(const DumpOptions& options) {
   request.chunk = options.chunk;
   request.last = options.last;
 
-  std::string directory;
-  if (options.model.empty()) {
-    FATHOM_ASSIGN(directory, DemoModelDirectory());
-  } else {
-    FATHOM_ASSIGN(directory, ResolveModel(options.model));
-  }
-  FATHOM_ASSIGN(ModelConfig config, LoadModelConfig(directory));
+  FATHOM_ASSIGN(ModelSource model, OpenModel(options.model, options.hf_overrides));
   FATHOM_ASSIGN(std::unique_ptr<ops::Backend> gpu, OpenDevice(options.device));
   request.memory = CacheMemory(gpu.get());
   LoadOptions load;
   load.format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
-  FATHOM_ASSIGN(Weights weights, LoadWeights(directory, config, load));
+  FATHOM_ASSIGN(Weights weights, LoadWeights(model.directory, model.config, load));
   ThreadPool threads(options.threads);
-  FATHOM_TRY(PlaceWeights(weights, config, gpu.get(), threads));
+  FATHOM_TRY(PlaceWeights(weights, model.config, gpu.get(), threads));
   const auto backend = gpu != nullptr ? std::move(gpu) : ops::MakeCpuBackend(threads);
-  FATHOM_ASSIGN(const std::vector<DumpedTensor> dumped, Dump(config, weights, *backend, request));
+  FATHOM_ASSIGN(const std::vector<DumpedTensor> dumped,
+                Dump(model.config, weights, *backend, request));
   FATHOM_TRY(WriteDump(options.out, dumped));
   for (const DumpedTensor& tensor : dumped) {
     std::printf("%-28s %s\n", tensor.name.c_str(), ShapeText(tensor.dtype, tensor.shape).c_str());
@@ -112,7 +109,9 @@ void AddDumpCommand(CLI::App& app, int* exit_code) {
       "  fathom dump --ids ids.json --out x.safetensors --numerics reference --chunk 7 --last 100\n"
       "Tensors (* is a layer number):" +
           names);
-  command->Positional("model", options->model, "directory or org/name; left out: the demo model");
+  command->Positional("model", options->model,
+                      "directory, config.json or org/name; left out: the demo model");
+  AddHfOverridesFlag(*command, options->hf_overrides);
   command->Text("--ids", options->ids, "FILE", "JSON array of token ids");
   command->Text("--out", options->out, "FILE", "safetensors file to write");
   command->List("--tensor", options->tensors, "NAME", "tensor to write; repeatable (logits)");

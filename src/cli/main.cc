@@ -1,4 +1,5 @@
 // `fathom`: the command line. One file per subcommand, registered below.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

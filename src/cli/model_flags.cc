@@ -8,12 +8,13 @@ void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument) 
   RuntimeOptions& options = flags.options;
   constexpr int64_t kManyTokens = int64_t{1} << 32;
   constexpr char kModel[] =
-      "directory or org/name in the Hugging Face cache; left out: the demo model";
+      "directory, config.json or org/name in the Hugging Face cache; left out: the demo model";
   if (argument == ModelArgument::kPositional) {
     command.Positional("model", options.model, kModel);
   } else {
     command.Text("--model", options.model, "MODEL", kModel);
   }
+  AddHfOverridesFlag(command, options.hf_overrides);
   command.Text("--tokenizer", options.tokenizer, "PATH",
                "directory or tokenizer.json, instead of the model's own");
   command.Count("--max-model-len", options.max_model_len, 0, kManyTokens,
@@ -50,6 +51,18 @@ void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument) 
                  {{"warn", "warning"}, {"critical", "error"}});
 }
 
+void AddHfOverridesFlag(Command& command, std::string& overrides) {
+  command.Text("--hf-overrides", overrides, "JSON",
+               R"(keys of config.json to replace, say {"num_hidden_layers": 6})");
+  command.NotEmpty("--hf-overrides");
+}
+
+Status CheckModelGiven(const Command& command, const std::string& model) {
+  if (command.origin("model") == Origin::kDefault || !model.empty()) return {};
+  return FailParam(Code::kInvalidArgument, "model",
+                   "MODEL must not be empty: leave it out for the demo model");
+}
+
 Expected<RuntimeOptions> FinishModelFlags(const Command& command, const ModelFlags& flags) {
   FATHOM_TRY(SetUpLogging(flags.log_level));
   RuntimeOptions options = flags.options;
@@ -58,10 +71,7 @@ Expected<RuntimeOptions> FinishModelFlags(const Command& command, const ModelFla
   options.numerics =
       flags.numerics == "reference" ? ops::Numerics::kReference : ops::Numerics::kProduct;
   options.seed = static_cast<uint64_t>(flags.seed);
-  if (command.origin("model") != Origin::kDefault && options.model.empty()) {
-    return FailParam(Code::kInvalidArgument, "model",
-                     "MODEL must not be empty: leave it out for the demo model");
-  }
+  FATHOM_TRY(CheckModelGiven(command, options.model));
   const char* fp4 = "--attention-config.use_fp4_indexer_cache";
   if (command.origin(fp4) != Origin::kDefault) {
     const std::string meant = flags.fp4_indexer_cache ? "mxfp4" : "fp8";  // vLLM's two choices

@@ -25,6 +25,12 @@ enum class ModelArgument { kPositional, kFlag };
 // max_num_seqs of `flags.options` is the default to show: commands with one user want 1.
 void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument);
 
+// --hf-overrides (model/config_overrides.h).
+void AddHfOverridesFlag(Command& command, std::string& overrides);
+
+// Refuses a MODEL that is given and empty: a script's unset variable, not the demo model.
+Status CheckModelGiven(const Command& command, const std::string& model);
+
 // Sets up logging and returns the options; refuses combinations that contradict each other.
 Expected<RuntimeOptions> FinishModelFlags(const Command& command, const ModelFlags& flags);
 

@@ -2,22 +2,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 
 #include "cache/plan_text.h"
 #include "cache/what_if.h"
 #include "cli/commands.h"
+#include "cli/model_flags.h"
+#include "cli/model_source.h"
 #include "cli/plan_json.h"
 #include "cli/runtime_plan.h"
 #include "core/amounts.h"
-#include "model/model_path.h"
-#include "model/strict_json.h"
 
 namespace fathom {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct PlanFlags {
   RuntimeOptions options;  // what serve calls by the same names
@@ -29,33 +26,6 @@ struct PlanFlags {
   bool what_if = false;
   bool json = false;
 };
-
-struct NamedConfig {
-  std::string name;  // as shown
-  ModelConfig config;
-};
-
-// MODEL: a directory with config.json, such a file itself, org/name, or nothing for the demo.
-Expected<NamedConfig> ReadConfig(const std::string& model, bool given) {
-  if (!given) {
-    FATHOM_ASSIGN(const std::string demo, DemoModelDirectory());
-    FATHOM_ASSIGN(ModelConfig config, LoadModelConfig(demo));
-    return NamedConfig{"demo", std::move(config)};
-  }
-  if (model.empty()) {
-    return FailParam(Code::kInvalidArgument, "model",
-                     "MODEL must not be empty: leave it out for the demo model");
-  }
-  std::error_code error;
-  if (fs::is_regular_file(model, error) && !model.ends_with(".gguf")) {
-    FATHOM_ASSIGN(const std::string text, ReadTextFile(model, 16 << 20));
-    FATHOM_ASSIGN(ModelConfig config, ParseModelConfig(text, model));
-    return NamedConfig{model, std::move(config)};
-  }
-  FATHOM_ASSIGN(const std::string directory, FindModel(model));
-  FATHOM_ASSIGN(ModelConfig config, LoadModelConfig(directory));
-  return NamedConfig{model, std::move(config)};
-}
 
 // The device of the plan: this machine's where a share of its memory is asked for, else one of
 // --memory bytes that need not be here.
@@ -96,8 +66,9 @@ Expected<PlanRequest> MakeRequest(const PlanFlags& flags, const Command& command
 
 // Whether the plan fits; it is printed in either case.
 Expected<bool> RunPlan(const PlanFlags& flags, const Command& command) {
-  const bool given = command.origin("model") != Origin::kDefault;
-  FATHOM_ASSIGN(const NamedConfig model, ReadConfig(flags.options.model, given));
+  FATHOM_TRY(CheckModelGiven(command, flags.options.model));
+  FATHOM_ASSIGN(const ModelSource model,
+                OpenModel(flags.options.model, flags.options.hf_overrides));
   FATHOM_ASSIGN(const PlanRequest request, MakeRequest(flags, command));
   FATHOM_ASSIGN(const MemoryPlan plan, PlanMemory(model.config, request));
   std::vector<Comparison> comparisons;
@@ -131,6 +102,7 @@ void AddFlags(Command& command, PlanFlags& flags) {
   RuntimeOptions& options = flags.options;
   command.Positional("model", options.model,
                      "directory, config.json or org/name; left out: the demo model");
+  AddHfOverridesFlag(command, options.hf_overrides);
   command.Count("--context,--max-model-len", options.max_model_len, 0, int64_t{1} << 32,
                 "tokens of the longest sequence; left out or auto: the model's own", true);
   command.Count("--batch", flags.batch, 1, 65536,
@@ -175,6 +147,7 @@ void AddPlanCommand(CLI::App& app, int* exit_code) {
       "  fathom plan deepseek-ai/DeepSeek-V4-Flash --gpus 4 --memory 80G\n"
       "  fathom plan config.json --context 128K --batch 32 --device cuda --compare v3.2\n"
       "  fathom plan models/demo --what-if\n"
+      "  fathom plan config.json --hf-overrides '{\"n_routed_experts\": 128}'\n"
       "The exit status is 1 when it does not fit.");
   AddFlags(*command, *flags);
   command->OnRun(exit_code, [flags](Command& self) {

@@ -1,6 +1,7 @@
 // `fathom plan` on the demo model: what its exit status says, whatever it prints.
 #include <gmock/gmock.h>
 
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"

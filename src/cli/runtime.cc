@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <new>
@@ -11,11 +10,11 @@
 
 #include "cache/plan_text.h"
 #include "cli/cache_flags.h"
+#include "cli/model_source.h"
 #include "cli/runtime_plan.h"
 #include "core/cpu_features.h"
 #include "core/log.h"
 #include "engine/executor.h"
-#include "model/model_path.h"
 
 #if FATHOM_CUDA
 #include "engine/cuda_executor.h"
@@ -26,13 +25,32 @@
 namespace fathom {
 namespace {
 
-namespace fs = std::filesystem;
-
-Expected<std::string> TokenizerPath(const RuntimeOptions& options, const std::string& directory) {
-  if (options.tokenizer.empty()) return directory + "/tokenizer.json";
-  if (fs::path(options.tokenizer).extension() == ".json") return options.tokenizer;
-  FATHOM_ASSIGN(std::string resolved, ResolveModel(options.tokenizer));
-  return resolved + "/tokenizer.json";
+// The model's own tokenizer or the one that was asked for. Generated weights without any take the
+// demo's.
+Expected<std::unique_ptr<Tokenizer>> LoadTokenizer(const RuntimeOptions& options,
+                                                   const ModelSource& model) {
+  FATHOM_ASSIGN(std::string path, TokenizerPath(options.tokenizer, model.directory));
+  std::error_code error;
+  const bool borrowed = options.load_format == LoadFormat::kDummy && options.tokenizer.empty() &&
+                        !std::filesystem::exists(path, error);
+  if (borrowed) {
+    FATHOM_ASSIGN(const std::string demo, DemoModelDirectory());
+    path = demo + "/tokenizer.json";
+  }
+  FATHOM_ASSIGN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(path));
+  const int64_t ids = tokenizer->vocab_size(), vocabulary = model.config.vocab_size;
+  if (ids > vocabulary) {
+    return FailParam(Code::kInvalidArgument, "--tokenizer",
+                     "{}: ids go up to {}, but the model's vocab_size is {}", path, ids - 1,
+                     vocabulary);
+  }
+  if (borrowed) {
+    Log().warn(
+        "{} has no tokenizer.json: the demo's is used, which has no text for {} of the model's {} "
+        "tokens (--tokenizer)",
+        model.directory, vocabulary - ids, vocabulary);
+  }
+  return tokenizer;
 }
 
 Expected<std::unique_ptr<Executor>> MakeExecutor(Runtime& runtime, const ForwardOptions& forward,
@@ -95,47 +113,6 @@ MemorySource CacheMemory(const ops::Backend* gpu) {
   return Reservation::Make;
 }
 
-Expected<std::string> DemoModelDirectory() {
-  std::vector<std::string> tried;
-  const auto usable = [&](const fs::path& path) {
-    tried.push_back(path.string());
-    std::error_code error;
-    return fs::exists(path / "config.json", error);
-  };
-  if (const char* given = std::getenv("FATHOM_DEMO_MODEL"); given != nullptr && *given != 0) {
-    if (usable(given)) return std::string(given);
-    return Fail(Code::kNotFound, "FATHOM_DEMO_MODEL: {} holds no config.json", given);
-  }
-  std::error_code error;
-  const fs::path executable = fs::read_symlink("/proc/self/exe", error);
-  fs::path folder = executable.parent_path();
-  for (int depth = 0; depth < 4 && !folder.empty(); ++depth) {
-    if (usable(folder / "models/demo")) return (folder / "models/demo").string();
-    if (folder == folder.root_path()) break;
-    folder = folder.parent_path();
-  }
-  const fs::path installed = executable.parent_path() / "../share/fathom/demo";
-  if (usable(installed)) return installed.lexically_normal().string();
-  std::string places;
-  for (const std::string& path : tried) places += (places.empty() ? "" : ", ") + path;
-  return Fail(Code::kNotFound, "no MODEL given and the demo checkpoint is in none of: {}", places);
-}
-
-Expected<std::string> FindModel(const std::string& model) {
-  if (model.empty()) return DemoModelDirectory();
-  if (model.ends_with(".gguf")) {
-    return FailParam(Code::kInvalidArgument, "model",
-                     "{}: GGUF is not supported; MODEL is a directory of safetensors files with "
-                     "config.json, or org/name",
-                     model);
-  }
-  FATHOM_ASSIGN(std::string directory, ResolveModel(model));
-  if (std::error_code error; !fs::exists(directory + "/config.json", error)) {
-    return FailParam(Code::kNotFound, "model", "no model in {}: config.json is missing", directory);
-  }
-  return directory;
-}
-
 int64_t MachineMemoryBytes() {
   int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
   for (const char* path :
@@ -177,9 +154,10 @@ Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options) {
 Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   auto runtime = std::make_unique<Runtime>();
   runtime->options = options;
-  FATHOM_ASSIGN(runtime->directory, FindModel(options.model));
-  const std::string& directory = runtime->directory;
-  FATHOM_ASSIGN(runtime->config, LoadModelConfig(directory));
+  FATHOM_ASSIGN(const ModelSource model, OpenModel(options.model, options.hf_overrides));
+  const std::string& directory = runtime->directory = model.directory;
+  runtime->config = model.config;
+  runtime->config_text = model.config_text;
   FATHOM_ASSIGN(runtime->defaults, LoadGenerationDefaults(directory));
   FATHOM_ASSIGN(CacheOptions cache, MakeCacheOptions(options));
   FATHOM_ASSIGN(runtime->geometry, MakeGeometry(runtime->config, cache));
@@ -190,8 +168,7 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   FATHOM_ASSIGN(runtime->plan,
                 PlanRuntime(options, runtime->config, BudgetWeights(runtime->config, 0), memory));
 
-  FATHOM_ASSIGN(std::string tokenizer, TokenizerPath(options, directory));
-  FATHOM_ASSIGN(runtime->tokenizer, Tokenizer::Load(tokenizer));
+  FATHOM_ASSIGN(runtime->tokenizer, LoadTokenizer(options, model));
   FATHOM_ASSIGN(ChatEncoder encoder, ChatEncoder::Make(*runtime->tokenizer));
   runtime->encoder = std::make_unique<ChatEncoder>(std::move(encoder));
 

@@ -37,7 +37,8 @@ struct CacheReuseOptions {
 };
 
 struct RuntimeOptions {
-  std::string model;            // directory or org/name; empty: the demo checkpoint
+  std::string model;            // directory, config.json or org/name; empty: the demo checkpoint
+  std::string hf_overrides;     // JSON merged into config.json; empty: none
   std::string tokenizer;        // directory or tokenizer.json; empty: the model's own
   std::string device = "auto";  // auto | cpu | cuda
   LoadFormat load_format = LoadFormat::kAuto;
@@ -64,6 +65,7 @@ struct Runtime {
   RuntimeOptions options;
   std::string directory;  // where the checkpoint lies
   ModelConfig config;
+  std::string config_text;  // the JSON it was read from, overrides applied
   GenerationDefaults defaults;
   Geometry geometry;
   MemoryPlan plan;  // what is reserved: weights, workspaces, pools
@@ -79,9 +81,6 @@ struct Runtime {
 // Loads in the order: configuration, geometry and plan, tokenizer, weights, engine, so that what
 // cannot work fails before weights are read. Errors name the flag, file or number.
 Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options);
-
-// The directory of MODEL; empty: the demo checkpoint. kNotFound when no config.json is there.
-Expected<std::string> FindModel(const std::string& model);
 
 // Whether --device means a GPU on this machine: cuda, or auto where there is one.
 bool RunsOnGpu(const std::string& device);
@@ -102,10 +101,6 @@ Expected<CacheOptions> MakeCacheOptions(const RuntimeOptions& options);
 
 // Physical memory, or the cgroup's limit when that is smaller.
 int64_t MachineMemoryBytes();
-
-// Where the demo checkpoint lies: FATHOM_DEMO_MODEL, else models/demo in a parent folder of the
-// executable, else ../share/fathom/demo beside it. The error lists the places looked at.
-Expected<std::string> DemoModelDirectory();
 
 // The table a server prints at start: model, backend, limits, and the memory plan to the byte as
 // `fathom plan` prints it.

@@ -6,8 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/input.h"
-#include "cli/runtime.h"
-#include "model/model_path.h"
+#include "cli/model_source.h"
 #include "text/tokenizer.h"
 
 namespace fathom {
@@ -22,15 +21,13 @@ struct TokenizeOptions {
 };
 
 Expected<std::unique_ptr<Tokenizer>> LoadTokenizer(const TokenizeOptions& options) {
-  if (options.tokenizer.ends_with(".json")) return Tokenizer::Load(options.tokenizer);
-  const std::string& name = options.tokenizer.empty() ? options.model : options.tokenizer;
-  std::string directory;
-  if (name.empty()) {
-    FATHOM_ASSIGN(directory, DemoModelDirectory());
-  } else {
-    FATHOM_ASSIGN(directory, ResolveModel(name));
+  const std::string& given = options.tokenizer.empty() ? options.model : options.tokenizer;
+  std::string demo;
+  if (given.empty()) {
+    FATHOM_ASSIGN(demo, DemoModelDirectory());
   }
-  return Tokenizer::Load(directory + "/tokenizer.json");
+  FATHOM_ASSIGN(const std::string path, TokenizerPath(given, demo));
+  return Tokenizer::Load(path);
 }
 
 // A token's bytes with control characters, backslashes and broken UTF-8 spelled out.

@@ -259,7 +259,14 @@ bool KvEventPublisher::Impl::SendReplayFrames(zmq::message_t& client, std::strin
   zmq::message_t identity;
   identity.copy(client);
   // Only the first frame can meet a full queue: a message is taken whole or not at all.
-  if (!replay.send(identity, zmq::send_flags::sndmore | zmq::send_flags::dontwait)) return false;
+  const auto begin = [&] {
+    return replay.send(identity, zmq::send_flags::sndmore | zmq::send_flags::dontwait).has_value();
+  };
+  if (!begin()) {
+    // ZeroMQ looks only every millisecond or so what a client has read; asked for events it does.
+    (void)replay.get(zmq::sockopt::events);
+    if (!begin()) return false;
+  }
   replay.send(zmq::message_t(), zmq::send_flags::sndmore);
   replay.send(zmq::buffer(topic), zmq::send_flags::sndmore);
   replay.send(zmq::buffer(BigEndian(sequence)), zmq::send_flags::sndmore);

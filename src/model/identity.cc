@@ -27,7 +27,7 @@ class Sum {
       b_ = (b_ ^ (byte + 0x9eu)) * 0x100000001b3u;
     }
   }
-  void Add(const std::string& text) { Add(text.data(), text.size()); }
+  void Add(std::string_view text) { Add(text.data(), text.size()); }
   std::string Hex() const { return fmt::format("{:016x}{:016x}", a_, b_); }
 
  private:
@@ -55,7 +55,7 @@ Status AddFile(const fs::path& path, Sum* sum) {
 
 }  // namespace
 
-Expected<std::string> CheckpointIdentity(const std::string& directory) {
+Expected<std::string> WeightsIdentity(const std::string& directory) {
   std::vector<fs::path> files;
   std::error_code error;
   for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
@@ -64,8 +64,13 @@ Expected<std::string> CheckpointIdentity(const std::string& directory) {
   if (error) return Fail(Code::kNotFound, "{}: {}", directory, error.message());
   std::sort(files.begin(), files.end());
   Sum sum;
-  FATHOM_TRY(AddFile(fs::path(directory) / "config.json", &sum));
   for (const fs::path& file : files) FATHOM_TRY(AddFile(file, &sum));
+  return sum.Hex();
+}
+
+std::string TextIdentity(std::string_view text) {
+  Sum sum;
+  sum.Add(text);
   return sum.Hex();
 }
 
