@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <CLI/CLI.hpp>
+
 namespace fathom {
 namespace {
 

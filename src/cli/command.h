@@ -22,7 +22,7 @@
 
 #include "core/status.h"
 
-namespace CLI {  // a heavy header, which only command.cc and main.cc need
+namespace CLI {  // <CLI/CLI.hpp> is heavy: who calls into it includes it
 class App;
 class Option;
 }  // namespace CLI
