@@ -40,7 +40,6 @@ struct GroupedProduct {
 // What a block works on.
 struct Block {
   GroupTile tile;
-  const __nv_bfloat16* x;  // skinny: of the lane
   CudaWeightView w;
   int out0;
   int matrix;  // 0, or 1 for w3
@@ -73,46 +72,84 @@ __device__ T* OutputOf(const GroupedProduct& p, const Block& block, int r, T* y)
   return y + PairOf(p, block, r) * p.y_stride + int64_t{block.matrix} * p.out;
 }
 
-// The jobs of tiles [first, end) of the sorted list that fall to this block: neighbours, so that an
-// expert's rows are looked up once.
+// Jobs of the tiles of the sorted list from one on: 16 outputs of a matrix each, matrices of a tile
+// in a row, every step-th one.
+struct GroupedCursor {
+  const uint8_t* data;
+  const uint8_t* scale;
+  bool wide;
+  int out0, out_end;
+  int rows;
+  const __nv_bfloat16* x[1];
+  const GroupedProduct* p;
+  Block block;
+  int index, matrix, out_step;
+
+  // job: counted from the tile on.
+  __device__ GroupedCursor(const GroupedProduct& product, int first_tile, int job, int step)
+      : out_end(product.out), p(&product), out_step(step * kSkinnyOutputs) {
+    const int per_matrix = (p->out + kSkinnyOutputs - 1) / kSkinnyOutputs;
+    const int matrices = p->up ? 2 : 1;
+    index = first_tile + job / (per_matrix * matrices);
+    matrix = job / per_matrix % matrices;
+    out0 = job % per_matrix * kSkinnyOutputs;
+    Enter();
+  }
+
+  __device__ void Next() {
+    out0 += out_step;
+    if (out0 < p->out) return;
+    const int padded = (p->out + kSkinnyOutputs - 1) / kSkinnyOutputs * kSkinnyOutputs;
+    do {
+      out0 -= padded;
+      if (p->up && matrix == 0) {
+        matrix = 1;
+      } else {
+        matrix = 0;
+        ++index;
+      }
+    } while (out0 >= p->out);
+    Enter();
+  }
+
+ private:
+  __device__ void Enter() {
+    block.tile = p->groups.tiles[index];
+    block.matrix = matrix;
+    const CudaWeightView& w = p->table[block.tile.expert * 3 + (p->up ? 2 * matrix : 1)];
+    data = w.data;
+    scale = w.scale;
+    wide = w.wide;
+    rows = block.tile.rows;
+    const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
+    x[0] = reinterpret_cast<const __nv_bfloat16*>(InputOf(*p, block, min(lane_row, rows - 1)));
+  }
+};
+
+// The jobs of tiles [first, end) of the sorted list that fall to this block: neighbours, so that
+// its warps share their rows.
 template <Format F, bool kInterleaved, class T>
 __device__ void GroupedSkinny(const GroupedProduct& p, int first, int end, int depth,
                               SkinnyShared<1>& shared, T* y) {
+  constexpr int kWarps = kSkinnyThreads / 32;
   const int per_matrix = (p.out + kSkinnyOutputs - 1) / kSkinnyOutputs;
-  const int per_tile = per_matrix * (p.up ? 2 : 1);
-  const int jobs = (end - first) * per_tile;
+  const int jobs = (end - first) * per_matrix * (p.up ? 2 : 1);
   const auto blocks = static_cast<int>(gridDim.x);
   const int begin = static_cast<int>(int64_t{jobs} * blockIdx.x / blocks);
   const int count = static_cast<int>(int64_t{jobs} * (blockIdx.x + 1) / blocks) - begin;
-  const int lane_row = threadIdx.x % 32 / 4;
-  Block block;  // of the job at hand
-  int tile_at_hand = -1;
-  SkinnyProducts<F, kInterleaved, 1>(
-      count, depth, shared,
-      [&](int i, bool whole) {
-        const int index = begin + i, tile = first + index / per_tile;
-        const int matrix = index % per_tile / per_matrix;
-        SkinnyJob<1> job;
-        job.out0 = index % per_matrix * kSkinnyOutputs;
-        job.out_end = p.out;
-        const int expert = p.groups.tiles[tile].expert;
-        job.w = p.table + expert * 3 + (p.up ? 2 * matrix : 1);
-        if (!whole) return job;
-        if (tile != tile_at_hand) {
-          tile_at_hand = tile;
-          block.tile = p.groups.tiles[tile];
-          block.x = lane_row < block.tile.rows
-                        ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, lane_row))
-                        : nullptr;
-        }
-        block.matrix = matrix;
-        job.rows = block.tile.rows;
-        job.x[0] = block.x;
-        return job;
-      },
-      [&](int r, int o, float v) {
-        OutputOf(p, block, r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
-      });
+  const auto store = [&](const GroupedCursor& at, int r, int o, float v) {
+    OutputOf(p, at.block, r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
+  };
+  // Twice as many as there are warps keep them all about equally busy.
+  if (jobs >= 2 * kWarps * blocks) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp >= count) return;
+    SkinnyByWarp<F, kInterleaved, 1>((count - warp + kWarps - 1) / kWarps, depth,
+                                     GroupedCursor(p, first, begin + warp, kWarps), store);
+  } else if (count > 0) {
+    SkinnyByBlock<F, kInterleaved, 1>(count, depth, shared, GroupedCursor(p, first, begin, 1),
+                                      store);
+  }
 }
 
 // One-dimensional grid: routed experts' tiles, then the shared expert's, which may differ in

@@ -36,7 +36,8 @@ struct CudaWeightView {
   bool wide = false;  // a scale is so large that expanding takes a second multiplication
 };
 
-// The device form: the checkpoint's row-major layout, rows padded with zeros to CudaDepth(in).
+// The device form: the checkpoint's row-major layout, rows padded with zeros to CudaDepth(in), FP4
+// codes in the order of fp4_words.h.
 struct CudaWeight : PackedWeight {
   CudaWeightView view;
   // Set on experts[0].w1 by PackExpertsCuda: device array [E + 1][w1, w2, w3], shared last.

@@ -6,12 +6,13 @@
 // 2e+i of the unit contracts words 2i, 2i+1 of chunk e, of weight and activation alike.
 //
 // Interleaving. A chunk's 8 values lie in 4 words. In the interleaved order word i holds values i
-// and i + 4: FP4 nibbles reach it by two shifts. Quantised activations are stored in this order;
+// and i + 4, which FP4 codes reach soonest (fp4_words.h). Quantised activations are stored in this order;
 // the natural order (word i holds 2i, 2i + 1) is that of plain bf16 activations.
 #pragma once
 
 #include "ops/cuda/common.cuh"
 #include "ops/linear/cuda.h"
+#include "ops/linear/fp4_words.h"
 
 namespace fathom::ops::cuda {
 
@@ -102,13 +103,10 @@ __device__ inline void ExpandFp8(uint32_t low, uint32_t high, const ChunkScale& 
   ApplyScale(scale, wide, word);
 }
 
-// Eight e2m1 codes, the first in the low nibble; interleaved.
+// The eight e2m1 codes of a word; interleaved.
 __device__ inline void ExpandFp4(uint32_t codes, const ChunkScale& scale, bool wide,
                                  uint32_t word[4]) {
-  word[0] = ((codes << 12) & 0x80008000u) | ((codes << 6) & 0x01c001c0u);
-  word[1] = ((codes << 8) & 0x80008000u) | ((codes << 2) & 0x01c001c0u);
-  word[2] = ((codes << 4) & 0x80008000u) | ((codes >> 2) & 0x01c001c0u);
-  word[3] = (codes & 0x80008000u) | ((codes >> 6) & 0x01c001c0u);
+  Fp4Pairs(codes, word);
   ApplyScale(scale, wide, word);
 }
 
@@ -121,7 +119,7 @@ __device__ inline float WeightValue(const CudaWeightView& w, int row, int k) {
     case Format::kFp8Block128:
       return FromE4m3(data[k]) * FromE8m0(w.scale[int64_t{row >> 7} * (w.depth / kUnit) + k / 128]);
     case Format::kFp4Block32: {
-      const uint32_t code = (data[k / 2] >> (4 * (k & 1))) & 15u;
+      const uint32_t code = Fp4Code(reinterpret_cast<const uint32_t*>(data)[k / 8], k % 8);
       // 0 .5 1 1.5 2 3 4 6, doubled, one per nibble.
       const float magnitude = 0.5f * static_cast<float>((0xc8643210u >> (4 * (code & 7u))) & 15u);
       const float scale = FromE8m0(w.scale[int64_t{row} * (w.depth / 32) + k / 32]);

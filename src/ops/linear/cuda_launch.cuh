@@ -23,37 +23,73 @@ Output<T> OutputOf(const MatrixView& y, int groups, bool round) {
   return {static_cast<T*>(y.data), y.stride, round, RowsAligned(y) && y.cols / groups % 4 == 0};
 }
 
-// One-dimensional grid: block b does jobs b, b + grid, ...; a job is 16 * kTiles outputs of a
-// group.
-template <Format F, bool kInterleaved, int kRowTiles, class T>
+// Jobs of a plain or grouped product: 16 outputs of a group each, every step-th one.
+template <int kRowTiles>
+struct LinearCursor {
+  const uint8_t* data;
+  const uint8_t* scale;
+  bool wide;
+  int out0, out_end;
+  int rows;
+  const __nv_bfloat16* x[kRowTiles];
+  int rank, depth, group_step, out_step;
+
+  // index: of the first job. step: to the next one.
+  __device__ LinearCursor(const CudaWeightView& w, const __nv_bfloat16* first_x, int64_t x_stride,
+                          int num_rows, int group_rank, int index, int step)
+      : data(w.data), scale(w.scale), wide(w.wide), rows(num_rows), rank(group_rank),
+        depth(w.depth) {
+    const int per_group = (rank + kSkinnyOutputs - 1) / kSkinnyOutputs;
+    const int group = index / per_group;
+    out0 = group * rank + index % per_group * kSkinnyOutputs;
+    out_end = (group + 1) * rank;
+    group_step = step / per_group;
+    out_step = step % per_group * kSkinnyOutputs;
+    const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      x[r] = first_x + min(8 * r + lane_row, rows - 1) * x_stride + int64_t{group} * depth;
+    }
+  }
+
+  __device__ void Next() {
+    int groups = group_step;
+    out0 += groups * rank + out_step;
+    out_end += groups * rank;
+    if (out0 >= out_end) {  // the rest of the step goes over the group's end
+      const int per_group = (rank + kSkinnyOutputs - 1) / kSkinnyOutputs;
+      out0 += rank - per_group * kSkinnyOutputs;
+      out_end += rank;
+      ++groups;
+    }
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) x[r] += int64_t{groups} * depth;
+  }
+};
+
+// One-dimensional grid. Jobs by block: block b does jobs b, b + grid, ...; by warp: the warps of
+// the grid likewise, those of a block side by side.
+template <Format F, bool kInterleaved, int kRowTiles, bool kByWarp, class T>
 __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
     SkinnyKernel(const __grid_constant__ CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride,
                  int rows, int rank, int jobs, Output<T> out) {
-  __shared__ SkinnyShared<kRowTiles> shared;
+  using Cursor = LinearCursor<kRowTiles>;
   LetNextStart();
-  const int per_group = (rank + kSkinnyOutputs - 1) / kSkinnyOutputs;
-  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  const int r = static_cast<int>(threadIdx.x) % 32 / 4;
-  SkinnyProducts<F, kInterleaved, kRowTiles>(
-      (jobs - block + blocks - 1) / blocks, w.depth, shared,
-      [&](int i, bool) {
-        const int index = block + i * blocks;
-        const int group = index / per_group;
-        SkinnyJob<kRowTiles> job;
-        job.w = &w;
-        job.out0 = group * rank + index % per_group * kSkinnyOutputs;
-        job.out_end = (group + 1) * rank;
-        job.rows = rows;
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-          const int row = 8 * tile + r;
-          job.x[tile] = row < rows ? x + row * x_stride + int64_t{group} * w.depth : nullptr;
-        }
-        return job;
-      },
-      [&](int t, int o, float v) {
-        out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
-      });
+  constexpr int kWorkers = kByWarp ? kSkinnyThreads / 32 : 1;  // of a block
+  const int first = static_cast<int>(blockIdx.x) * kWorkers +
+                    (kByWarp ? static_cast<int>(threadIdx.x) / 32 : 0);
+  const int step = static_cast<int>(gridDim.x) * kWorkers;
+  const int count = (jobs - first + step - 1) / step;
+  const Cursor cursor(w, x, x_stride, rows, rank, first, step);
+  const auto store = [&](const Cursor&, int t, int o, float v) {
+    out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
+  };
+  if constexpr (kByWarp) {
+    SkinnyByWarp<F, kInterleaved, kRowTiles>(count, w.depth, cursor, store);
+  } else {
+    __shared__ SkinnyShared<kRowTiles> shared;
+    SkinnyByBlock<F, kInterleaved, kRowTiles>(count, w.depth, shared, cursor, store);
+  }
 }
 
 // Grids: x = tiles of rows, y = tiles of a group's outputs, z = groups. Tiles of the same outputs
@@ -129,6 +165,7 @@ inline bool IsWide(int64_t rows, WeightFormat format) {
 }
 
 inline constexpr int kSkinnyBlocks = 264;  // two on every multiprocessor of an H200
+inline constexpr int kSkinnyWarps = kSkinnyBlocks * kSkinnyThreads / 32;
 
 // x in the form that the number of rows asks for (IsWide).
 template <Format F, bool kInterleaved, class T>
@@ -137,11 +174,20 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
   const int rank = w.out / groups;
   const auto skinny = [&]<int kRowTiles>() {
     const int jobs = static_cast<int>(Blocks(rank, kSkinnyOutputs)) * groups;
-    // Every block the same number of jobs, as far as it goes.
-    const int rounds = (jobs + kSkinnyBlocks - 1) / kSkinnyBlocks;
-    LaunchOverlapped(SkinnyKernel<F, kInterleaved, kRowTiles, T>, Blocks(jobs, rounds),
-                     kSkinnyThreads, 0, stream, 1, w, x, x_stride, rows, rank, jobs, out);
+    const auto launch = [&](auto kernel, int workers) {  // in a block
+      // Every worker the same number of jobs, as far as it goes.
+      const int most = kSkinnyBlocks * workers;
+      const int rounds = (jobs + most - 1) / most;
+      LaunchOverlapped(kernel, Blocks(jobs, rounds * workers), kSkinnyThreads, 0, stream, 1, w, x,
+                       x_stride, rows, rank, jobs, out);
+    };
+    if (jobs >= kSkinnyWarps / 2) {
+      launch(SkinnyKernel<F, kInterleaved, kRowTiles, true, T>, kSkinnyThreads / 32);
+    } else {
+      launch(SkinnyKernel<F, kInterleaved, kRowTiles, false, T>, 1);
+    }
   };
+  if (rows == 0) return;
   if (rows <= kSkinnyRows) return skinny.template operator()<1>();
   if (rows <= 2 * kSkinnyRows) return skinny.template operator()<2>();
   if (rows <= 4 * kSkinnyRows) return skinny.template operator()<4>();

@@ -48,6 +48,14 @@ void CopyRows(uint8_t* device, int64_t device_row, const void* host, int64_t hos
                                  static_cast<size_t>(rows), cudaMemcpyHostToDevice));
 }
 
+// In place, from the checkpoint's order of FP4 codes to the device's.
+__global__ void __launch_bounds__(256) Fp4WordsKernel(uint32_t* words, int64_t count) {
+  for (int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * 256) {
+    words[i] = ToFp4Word(words[i]);
+  }
+}
+
 }  // namespace
 
 CudaWeight::~CudaWeight() {
@@ -75,6 +83,11 @@ void PackLinearCuda(LinearWeight& weight, const CudaAllocate& allocate) {
   uint8_t* scale = data + layout.ScaleOffset(weight.out);
   CopyRows(data, layout.device_row, weight.data, layout.host_row, weight.out);
   CopyRows(scale, layout.device_scale_row, weight.scale, layout.host_scale_row, layout.scale_rows);
+  if (weight.format == WeightFormat::kFp4Block32) {
+    const int64_t words = weight.out * layout.device_row / 4;
+    Fp4WordsKernel<<<1024, 256>>>(reinterpret_cast<uint32_t*>(data), words);
+    FATHOM_CUDA_CHECK(cudaGetLastError());
+  }
 
   // A copy from pageable memory may return before it arrives, and steps run on other streams.
   FATHOM_CUDA_CHECK(cudaStreamSynchronize(nullptr));

@@ -1,6 +1,15 @@
-// A product with few rows: weights stream from memory once, straight into registers. A block works
-// off a list of jobs, 16 outputs each, and its warps, one per segment of the sum, always have
-// the next units of weights on their way, across jobs too.
+// A product with few rows: weights stream from memory once, straight into registers. A job is 16
+// outputs. Where there are fewer jobs than warps, a block works on one job after the other, each of
+// its warps on one segment of the sum; else every warp has jobs of its own and adds the segments up
+// by itself, in the same order. Either way a warp always has its next units of weights on their
+// way, across jobs too.
+//
+// Jobs come from a cursor, which knows where it is and how to go on: finding a job anew for each
+// would take more instructions than its products. A cursor has, of its present job,
+//   const uint8_t* data, *scale;  bool wide;  // CudaWeightView's
+//   int out0, out_end;                        // outputs [out0, out0 + 16), those below out_end
+//   int rows;  const __nv_bfloat16* x[kRowTiles];  // the lane's rows, lane / 4 of each tile of 8
+// and Next(). Rows that do not exist are any that do: their columns are computed in vain.
 #pragma once
 
 #include "ops/cuda/hopper.cuh"
@@ -47,15 +56,6 @@ struct RawUnit {
   }
 };
 
-// Outputs out0 .. of a weight, those below out_end; the lane's rows of x.
-template <int kRowTiles>
-struct SkinnyJob {
-  const CudaWeightView* w;
-  int out0, out_end;
-  int rows;                           // of all tiles
-  const __nv_bfloat16* x[kRowTiles];  // row lane / 4 of each tile of 8, or null beyond `rows`
-};
-
 template <int kRowTiles>
 struct SkinnyShared {
   // Two jobs in turn: one barrier a job.
@@ -66,95 +66,76 @@ struct SkinnyShared {
 template <Format F>
 inline constexpr int kSkinnyAhead = F == Format::kBF16 ? 2 : 3;
 
-// Does `jobs` jobs; job(i, whole) describes the i-th, without its x unless `whole`. The first
-// weights are asked for before the kernel in front has finished. store(job, row, output, value) is
-// called once for every element. depth: of every weight.
-template <Format F, bool kInterleaved, int kRowTiles, class Job, class Store>
-__device__ void SkinnyProducts(int jobs, int depth, SkinnyShared<kRowTiles>& shared, Job&& job,
-                               Store&& store) {
+// Units [begin, begin + count) of `jobs` jobs, of rows of `units`. after(cursor, unit, sum) is
+// called after each unit, counted within the job; it zeroes `sum` when it has taken it. The first
+// weights are asked for before the kernel in front has finished.
+template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class After>
+__device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cursor,
+                            After&& after) {
   constexpr int kAhead = kSkinnyAhead<F>;
-  const int warp = threadIdx.x / 32;
+  constexpr int kScales = F == Format::kFp4Block32 ? 4 : 1;
   const int lane = threadIdx.x % 32;
   const int q = lane & 3;
-  const int units = depth / kUnit;
-  const int begin = SegmentBegin(warp, units);
-  const int per_job = SegmentBegin(warp + 1, units) - begin;
-  const int steps = per_job * jobs;
+  const int steps = jobs * count;
 
-  // Where the next unit to ask for lies. Rows beyond the end are the last one, computed in vain.
-  const uint8_t* data[2];
-  const uint8_t* scale[2];
-  int asked = 0, asked_unit = 0, asked_job = 0;
+  // Slot a of `raw` takes every kAhead-th unit from the a-th on. Addresses are those of slot 0 and
+  // move once for all slots; at a job's first unit, in slot a, they are set a units back.
   RawUnit<F> raw[kAhead][2];
-  const auto ask = [&](RawUnit<F>(&to)[2]) {
+  const uint8_t* data[2] = {};
+  const uint8_t* scale[2] = {};
+  Cursor asking = cursor;
+  int asked = 0, asked_unit = 0;
+  const auto ask = [&](int a) {
     if (asked >= steps) return;
     if (asked_unit == 0) {
-      const SkinnyJob<kRowTiles> next = job(asked_job, false);
+      if (asked > 0) asking.Next();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = min(next.out0 + lane / 4 + 8 * i, next.out_end - 1);
-        data[i] =
-            next.w->data + int64_t{row} * (units * kUnitBytes<F>)+begin * kUnitBytes<F> + 16 * q;
+        // Rows beyond the end are the last one, computed in vain.
+        const int64_t row = min(asking.out0 + lane / 4 + 8 * i, asking.out_end - 1);
+        data[i] = asking.data + (row * units + begin - a) * kUnitBytes<F> + 16 * q;
         if constexpr (F == Format::kFp8Block128) {
-          scale[i] = next.w->scale + int64_t{row >> 7} * units + begin;
+          scale[i] = asking.scale + (row >> 7) * units + begin - a;
         } else if constexpr (F == Format::kFp4Block32) {
-          scale[i] = next.w->scale + int64_t{row} * (4 * units) + begin * 4 + q;
+          scale[i] = asking.scale + (row * units + begin - a) * 4 + q;
         }
       }
     }
-    constexpr int kScales = F == Format::kFp4Block32 ? 4 : 1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      to[i].Load(data[i] + asked_unit * kUnitBytes<F>, scale[i] + asked_unit * kScales);
+      raw[a][i].Load(data[i] + a * kUnitBytes<F>, scale[i] + a * kScales);
     }
     ++asked;
-    if (++asked_unit == per_job) asked_unit = 0, ++asked_job;
+    if (++asked_unit == count) asked_unit = 0;
+  };
+  const auto move = [&] {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      data[i] += kAhead * kUnitBytes<F>;
+      if constexpr (F != Format::kBF16) scale[i] += kAhead * kScales;
+    }
   };
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) ask(raw[i]);
+  for (int a = 0; a < kAhead; ++a) ask(a);
+  move();
   WaitForPrevious();
 
   float sum[kRowTiles][4] = {};
-  const auto finish = [&](int index, const SkinnyJob<kRowTiles>& now) {
-    auto& part = shared.part[index % 2];
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        part[warp][8 * r + 2 * q + (i & 1)][lane / 4 + 8 * (i >> 1)] = sum[r][i];
-        sum[r][i] = 0;
-      }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < kSkinnyOutputs * now.rows; i += kSkinnyThreads) {
-      const int t = i / kSkinnyOutputs;
-      const int o = i % kSkinnyOutputs;
-      float total = 0;
-#pragma unroll
-      for (int s = 0; s < kSegments; ++s) total += part[s][t][o];
-      if (now.out0 + o < now.out_end) store(t, now.out0 + o, total);
-    }
-  };
-
-  if (per_job == 0) {
-    for (int i = 0; i < jobs; ++i) finish(i, job(i, true));
-    return;
-  }
-  int index = 0, unit = 0;
-  SkinnyJob<kRowTiles> now;
-  bool wide = false;
+  const __nv_bfloat16* x[kRowTiles] = {};  // as `data`
+  int unit = 0;
   for (int base = 0; base < steps; base += kAhead) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       if (base + a >= steps) break;
       if (unit == 0) {
-        now = job(index, true);
-        wide = now.w->wide;
+        if (base + a > 0) cursor.Next();
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          x[r] = cursor.x[r] + (begin - a) * kUnit + UnitChunk<F>(q, 0);
+        }
       }
       const auto load_x = [&](int r, int e) {
-        return now.x[r] == nullptr ? make_uint4(0, 0, 0, 0)
-                                   : *reinterpret_cast<const uint4*>(
-                                         now.x[r] + (begin + unit) * kUnit + UnitChunk<F>(q, e));
+        return *reinterpret_cast<const uint4*>(x[r] + a * kUnit + UnitChunk<F>(0, e));
       };
       // One tile leaves registers for the whole unit's activations, asked for at once.
       constexpr int kTogether = kRowTiles == 1 ? 4 : 1;
@@ -167,30 +148,123 @@ __device__ void SkinnyProducts(int jobs, int depth, SkinnyShared<kRowTiles>& sha
       const ChunkScale s1 = MakeScale<F>(raw[a][1].scale);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        uint4 x[kRowTiles];
+        uint4 v[kRowTiles];
         if constexpr (kRowTiles == 1) {
-          x[0] = ahead[e];
+          v[0] = ahead[e];
         } else {
 #pragma unroll
-          for (int r = 0; r < kRowTiles; ++r) x[r] = load_x(r, e);
+          for (int r = 0; r < kRowTiles; ++r) v[r] = load_x(r, e);
         }
         uint32_t a0[4], a1[4];
-        raw[a][0].template Expand<kInterleaved>(e, s0, wide, a0);
-        raw[a][1].template Expand<kInterleaved>(e, s1, wide, a1);
+        raw[a][0].template Expand<kInterleaved>(e, s0, cursor.wide, a0);
+        raw[a][1].template Expand<kInterleaved>(e, s1, cursor.wide, a1);
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
-          Mma(sum[r], a0[0], a1[0], a0[1], a1[1], x[r].x, x[r].y);
-          Mma(sum[r], a0[2], a1[2], a0[3], a1[3], x[r].z, x[r].w);
+          Mma(sum[r], a0[0], a1[0], a0[1], a1[1], v[r].x, v[r].y);
+          Mma(sum[r], a0[2], a1[2], a0[3], a1[3], v[r].z, v[r].w);
         }
       }
-      ask(raw[a]);
-      if (++unit == per_job) {
-        finish(index, now);
-        unit = 0;
-        ++index;
+      ask(a);
+      after(cursor, unit, sum);
+      if (++unit == count) unit = 0;
+    }
+    move();
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) x[r] += kAhead * kUnit;
+  }
+}
+
+// Element i of a lane's share of a tile of 8 rows: its row, and its output among 16.
+__device__ inline int MmaRow(int i) {
+  return 2 * (static_cast<int>(threadIdx.x) & 3) + (i & 1);
+}
+__device__ inline int MmaOutput(int i) {
+  return static_cast<int>(threadIdx.x) % 32 / 4 + 8 * (i >> 1);
+}
+
+// `jobs` jobs from the cursor on, the same ones in every warp of the block: a warp per segment.
+// store(cursor, row, output, value) is called once for every element. depth: of every weight.
+template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Store>
+__device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
+                              const Cursor& first, Store&& store) {
+  const int warp = threadIdx.x / 32;
+  const int units = depth / kUnit;
+  const int begin = SegmentBegin(warp, units);
+  const int count = SegmentBegin(warp + 1, units) - begin;
+  int index = 0;
+  const auto finish = [&](const Cursor& cursor, float (&sum)[kRowTiles][4]) {
+    auto& part = shared.part[index++ % 2];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        part[warp][8 * r + MmaRow(i)][MmaOutput(i)] = sum[r][i];
+        sum[r][i] = 0;
       }
     }
+    __syncthreads();
+    for (int i = threadIdx.x; i < kSkinnyOutputs * cursor.rows; i += kSkinnyThreads) {
+      const int t = i / kSkinnyOutputs;
+      const int o = i % kSkinnyOutputs;
+      float total = 0;
+#pragma unroll
+      for (int s = 0; s < kSegments; ++s) total += part[s][t][o];
+      if (cursor.out0 + o < cursor.out_end) store(cursor, t, cursor.out0 + o, total);
+    }
+  };
+  if (count > 0) {
+    StreamUnits<F, kInterleaved, kRowTiles>(
+        jobs, units, begin, count, first,
+        [&](const Cursor& cursor, int unit, float (&sum)[kRowTiles][4]) {
+          if (unit + 1 == count) finish(cursor, sum);
+        });
+    return;
   }
+  WaitForPrevious();
+  Cursor cursor = first;
+  float none[kRowTiles][4] = {};
+  for (int i = 0; i < jobs; ++i) {
+    if (i > 0) cursor.Next();
+    finish(cursor, none);
+  }
+}
+
+// The same with jobs of the warp's own.
+template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Store>
+__device__ void SkinnyByWarp(int jobs, int depth, const Cursor& first, Store&& store) {
+  const int units = depth / kUnit;
+  int segment = 0;
+  int segment_end = SegmentBegin(1, units);
+  float total[kRowTiles][4] = {};
+  StreamUnits<F, kInterleaved, kRowTiles>(
+      jobs, units, 0, units, first,
+      [&](const Cursor& cursor, int unit, float (&sum)[kRowTiles][4]) {
+        if (unit + 1 < segment_end) return;
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            total[r][i] += sum[r][i];
+            sum[r][i] = 0;
+          }
+        }
+        // Of fewer units than segments some segments are empty: they begin where the next one does.
+        while (segment + 1 < kSegments && segment_end <= unit + 1) {
+          segment_end = SegmentBegin(++segment + 1, units);
+        }
+        if (unit + 1 < units) return;
+        segment = 0;
+        segment_end = SegmentBegin(1, units);
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int row = 8 * r + MmaRow(i), output = cursor.out0 + MmaOutput(i);
+            if (row < cursor.rows && output < cursor.out_end) store(cursor, row, output, total[r][i]);
+            total[r][i] = 0;
+          }
+        }
+      });
 }
 
 }  // namespace fathom::ops::cuda
