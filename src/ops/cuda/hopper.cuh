@@ -153,6 +153,51 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t phase) {
       : "memory");
 }
 
+// One arrival, and so many bytes that asynchronous copies or remote stores still bring.
+__device__ inline void BarrierArriveExpecting(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   SharedAddress(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+// What other blocks of the cluster have stored is visible after it, too.
+__device__ inline void BarrierWaitCluster(uint64_t* barrier, uint32_t phase) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(SharedAddress(barrier)),
+      "r"(phase)
+      : "memory");
+}
+
+// `bytes` from global memory to this block's shared memory, both at multiples of 16 bytes and of
+// that size; `barrier` expects them.
+__device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes,
+                                uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(shared)),
+      "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// Stores a value in the shared memory of block `rank` of the cluster, at the place of this block's
+// `to`, and counts its 4 bytes at the place of `barrier`.
+__device__ inline void StoreRemote(float* to, float value, uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 at, bar;\n"
+      "mapa.shared::cluster.u32 at, %0, %3;\n"
+      "mapa.shared::cluster.u32 bar, %1, %3;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [at], %2, [bar];\n"
+      "}" ::"r"(SharedAddress(to)),
+      "r"(SharedAddress(barrier)), "r"(__float_as_uint(value)), "r"(rank)
+      : "memory");
+}
+
 // Registers per thread of the calling warpgroup from here on.
 template <int kRegisters>
 __device__ inline void MoreRegisters() {

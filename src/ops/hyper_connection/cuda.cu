@@ -1,6 +1,6 @@
 // One launch per seam. Few tokens: a cluster of eight blocks per token, each with an eighth of the
 // channels of all four streams, so that a single decoded token reads the 24 rows of `fn` from eight
-// multiprocessors. Many tokens: a block for four of them, which share every value of `fn` it reads.
+// multiprocessors; their sums meet by stores into each other's shared memory. Many tokens: a block for four of them, which share every value of `fn` it reads.
 // Both add the same partial sums in the same order: a token's results do not depend on its batch.
 #include <cooperative_groups.h>
 
@@ -32,32 +32,6 @@ struct SeamParams {
 
 __device__ float Sigmoid(float x) {
   return 1.0f / (1.0f + expf(-x));
-}
-
-// Sums N values of every thread over the cluster, blocks in rank order; all threads get the totals
-// in `total` [N]. `partial` [kThreads/32][N] and `mine` [N] are shared.
-template <int N>
-__device__ void ClusterSum(cg::cluster_group& cluster, const float (&value)[N], float* partial,
-                           float* mine, float* total) {
-  const auto thread = static_cast<int>(threadIdx.x);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float sum = cuda::WarpSum(value[i]);
-    if (thread % 32 == 0) partial[thread / 32 * N + i] = sum;
-  }
-  __syncthreads();
-  if (thread < N) {
-    float sum = 0.0f;
-    for (int w = 0; w < kThreads / 32; ++w) sum += partial[w * N + thread];
-    mine[thread] = sum;
-  }
-  cluster.sync();
-  if (thread < N) {
-    float sum = 0.0f;
-    for (int rank = 0; rank < kCluster; ++rank) sum += cluster.map_shared_rank(mine, rank)[thread];
-    total[thread] = sum;
-  }
-  __syncthreads();
 }
 
 // Lanes 0..15 of a warp hold comb[j][k] at lane 4*j + k (model.md 3); the upper lanes repeat them.
@@ -118,119 +92,6 @@ __device__ void StoreMixes(const SeamParams& p, const float* total, float rho, i
   if (lane < S * S) p.comb[t * S * S + lane] = value;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) Seam(T* x, const T* o, T* u, T* z, SeamParams p) {
-  extern __shared__ float streams[];  // [S][slice], then u [slice]
-  __shared__ float partial[kThreads / 32 * (kMixes + 1)];
-  __shared__ float mine[kMixes + 1], total[kMixes + 1];
-  __shared__ float mine_u[1], total_u[1];
-  cg::cluster_group cluster = cg::this_cluster();
-  const auto rank = static_cast<int>(cluster.block_rank());
-  const auto thread = static_cast<int>(threadIdx.x);
-  const int64_t t = blockIdx.x / kCluster;
-  const int64_t first = rank * p.slice;
-  const auto count = static_cast<int>(max(int64_t{0}, min(p.slice, p.d - first)));
-  float* collapsed = streams + S * p.slice;
-  x += t * p.x_stride;
-  u += t * p.u_stride;
-  cuda::LetNextStart();
-  if (p.has_site) {
-    // The site's parameters are on their way to L2 while the kernel in front finishes.
-    constexpr int kLine = 128 / sizeof(float);
-    const auto lines = (count + kLine - 1) / kLine;
-    for (int i = thread; i < p.site.mixes * S * lines; i += kThreads) {
-      const float* at = p.site.fn + i / lines * p.d + first + i % lines * kLine;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-    }
-  }
-  cuda::WaitForPrevious();
-
-  float post[S], comb[S * S];
-  if (p.has_o) {
-    for (int k = 0; k < S; ++k) post[k] = p.post[t * S + k];
-    for (int i = 0; i < S * S; ++i) comb[i] = p.comb[t * S * S + i];
-  }
-  for (int i = thread; i < count; i += kThreads) {
-    float in[S];
-#pragma unroll
-    for (int j = 0; j < S; ++j) in[j] = cuda::ToFloat(x[j * p.d + first + i]);
-    if (p.has_o) {
-      float out[S];
-      Update(post, comb, in, cuda::ToFloat(o[t * p.o_stride + first + i]), p.round, out);
-#pragma unroll
-      for (int k = 0; k < S; ++k) {
-        in[k] = out[k];
-        x[k * p.d + first + i] = cuda::FromFloat<T>(in[k]);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < S; ++j) streams[j * p.slice + i] = in[j];
-  }
-
-  float squares[1] = {0.0f};
-  if (p.has_site) {
-    const int mixes = p.site.mixes;
-    float sums[kMixes + 1] = {};
-    for (int j = 0; j < S; ++j) {
-      for (int i = thread; i < count; i += kThreads) {
-        const float v = streams[j * p.slice + i];
-        const float* fn = p.site.fn + j * p.d + first + i;
-        sums[kMixes] = __fmaf_rn(v, v, sums[kMixes]);
-        if (mixes == kMixes) {
-#pragma unroll
-          for (int m = 0; m < kMixes; ++m) sums[m] = __fmaf_rn(fn[m * S * p.d], v, sums[m]);
-        } else {
-#pragma unroll
-          for (int m = 0; m < S; ++m) sums[m] = __fmaf_rn(fn[m * S * p.d], v, sums[m]);
-        }
-      }
-    }
-    ClusterSum(cluster, sums, partial, mine, total);
-    const float rho = InverseRms(total[kMixes], S * p.d);
-    float pre[S];
-#pragma unroll
-    for (int j = 0; j < S; ++j) pre[j] = PreOf(p, total, rho, j);
-    if (mixes > S && rank == 0 && thread < 32) StoreMixes(p, total, rho, t);
-    for (int i = thread; i < count; i += kThreads) {
-      float in[S];
-#pragma unroll
-      for (int j = 0; j < S; ++j) in[j] = streams[j * p.slice + i];
-      const float sum = Collapse(pre, in, p.round);
-      collapsed[i] = sum;
-      squares[0] = __fmaf_rn(sum, sum, squares[0]);
-      u[first + i] = cuda::FromFloat<T>(sum);
-    }
-  } else if (p.norm != nullptr) {
-    for (int i = thread; i < count; i += kThreads) {
-      collapsed[i] = cuda::ToFloat(u[first + i]);
-      squares[0] = __fmaf_rn(collapsed[i], collapsed[i], squares[0]);
-    }
-  }
-
-  if (p.norm != nullptr) {
-    ClusterSum(cluster, squares, partial, mine_u, total_u);
-    const float r = InverseRms(total_u[0], p.d);
-    for (int i = thread; i < count; i += kThreads) {
-      z[t * p.z_stride + first + i] =
-          cuda::FromFloat<T>(cuda::RoundIf(p.norm[first + i] * (collapsed[i] * r), p.round));
-    }
-  }
-  cluster.sync();  // another block may still read this one's shared memory
-}
-
-constexpr int kTokens = 4;  // of a block of SeamMany
-constexpr int kWarps = kThreads / 32;
-constexpr int kSums = kMixes + 1;
-
-struct ManyShared {
-  float mixes[kTokens][S + S * S];  // post and comb of the site before
-  float partial[kCluster][kWarps][kTokens][kSums];
-  float squares[kCluster][kWarps][kTokens];
-  float total[kTokens][kSums];
-  float pre[kTokens][S];
-  float rho[kTokens], inverse[kTokens];
-};
-
 // Lane l gets WarpSum of value[l], by the same additions, with a fifth of the exchanges.
 template <int kHalf = 16>
 __device__ float WarpSums(float (&value)[32]) {
@@ -244,6 +105,194 @@ __device__ float WarpSums(float (&value)[32]) {
   if constexpr (kHalf > 1) return WarpSums<kHalf / 2>(value);
   return value[0];
 }
+
+constexpr int kWarps = kThreads / 32;
+constexpr int kSums = kMixes + 1;  // the sums of fn's rows, and of squares
+
+struct SeamShared {
+  float partial[kWarps][kSums];
+  float incoming[kCluster][kSums];  // of every block of the cluster
+  float incoming_squares[kCluster];
+  float total[kSums];
+  uint64_t fn_here, sums_here, squares_here;  // barriers, used once
+};
+
+// kStaged: the block's part of fn is copied into shared memory while the kernel in front finishes.
+// A ninth warp does Sinkhorn's iterations beside the others' work. Dynamic shared memory: fn
+// [mixes * S][slice] when kStaged, streams [S][slice], u [slice].
+template <bool kStaged, class T>
+__global__ void __launch_bounds__(kThreads + 32)
+    Seam(T* x, const T* o, T* u, T* z, const __grid_constant__ SeamParams p) {
+  extern __shared__ __align__(16) float seam_memory[];
+  __shared__ SeamShared s;
+  cg::cluster_group cluster = cg::this_cluster();
+  const auto rank = static_cast<int>(cluster.block_rank());
+  const auto thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int64_t t = blockIdx.x / kCluster;
+  const int64_t first = rank * p.slice;
+  const auto count = static_cast<int>(max(int64_t{0}, min(p.slice, p.d - first)));
+  const int fn_rows = p.has_site ? p.site.mixes * S : 0;
+  float* const staged = seam_memory;
+  float* const streams = seam_memory + (kStaged ? fn_rows * p.slice : 0);
+  float* const collapsed = streams + S * p.slice;
+  x += t * p.x_stride;
+  u += t * p.u_stride;
+  cuda::LetNextStart();
+  if (thread == 0) {
+    cuda::BarrierInit(&s.fn_here, 1);
+    cuda::BarrierInit(&s.sums_here, 1);
+    cuda::BarrierInit(&s.squares_here, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    cuda::BarrierArriveExpecting(&s.sums_here, kCluster * kSums * sizeof(float));
+    cuda::BarrierArriveExpecting(&s.squares_here, kCluster * sizeof(float));
+    if (kStaged) {
+      cuda::BarrierArriveExpecting(&s.fn_here,
+                                   static_cast<uint32_t>(fn_rows * count) * sizeof(float));
+    }
+  }
+  cluster.sync();  // barriers are ready for what other blocks store
+  if (kStaged) {
+    if (warp == kWarps && count > 0) {
+      for (int row = lane; row < fn_rows; row += 32) {
+        cuda::CopyBulk(staged + row * p.slice, p.site.fn + row * p.d + first,
+                       static_cast<uint32_t>(count) * sizeof(float), &s.fn_here);
+      }
+    }
+  } else {
+    // On their way to L2 while the kernel in front finishes.
+    constexpr int kLine = 128 / sizeof(float);
+    const auto lines = (count + kLine - 1) / kLine;
+    for (int i = thread; i < fn_rows * lines; i += kThreads + 32) {
+      const float* at = p.site.fn + i / lines * p.d + first + i % lines * kLine;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    }
+  }
+  cuda::WaitForPrevious();
+
+  const bool worker = warp < kWarps;
+  if (worker) {
+    float post[S], comb[S * S];
+    if (p.has_o) {
+      for (int k = 0; k < S; ++k) post[k] = p.post[t * S + k];
+      for (int i = 0; i < S * S; ++i) comb[i] = p.comb[t * S * S + i];
+    }
+    for (int i = thread; i < count; i += kThreads) {
+      float in[S];
+#pragma unroll
+      for (int j = 0; j < S; ++j) in[j] = cuda::ToFloat(x[j * p.d + first + i]);
+      if (p.has_o) {
+        float out[S];
+        Update(post, comb, in, cuda::ToFloat(o[t * p.o_stride + first + i]), p.round, out);
+#pragma unroll
+        for (int k = 0; k < S; ++k) {
+          in[k] = out[k];
+          x[k * p.d + first + i] = cuda::FromFloat<T>(in[k]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < S; ++j) streams[j * p.slice + i] = in[j];
+    }
+  }
+
+  float squares = 0.0f;
+  if (p.has_site) {
+    const int mixes = p.site.mixes;
+    if (worker) {
+      float sums[32] = {};
+      if (kStaged) cuda::BarrierWait(&s.fn_here, 0);
+      // Every thread reads what it wrote.
+      for (int j = 0; j < S; ++j) {
+        for (int i = thread; i < count; i += kThreads) {
+          const float v = streams[j * p.slice + i];
+          const float* const fn =
+              kStaged ? staged + j * p.slice + i : p.site.fn + j * p.d + first + i;
+          const int64_t row = S * (kStaged ? p.slice : p.d);
+          sums[kMixes] = __fmaf_rn(v, v, sums[kMixes]);
+          if (mixes == kMixes) {
+#pragma unroll
+            for (int m = 0; m < kMixes; ++m) sums[m] = __fmaf_rn(fn[m * row], v, sums[m]);
+          } else {
+#pragma unroll
+            for (int m = 0; m < S; ++m) sums[m] = __fmaf_rn(fn[m * row], v, sums[m]);
+          }
+        }
+      }
+      const float sum = WarpSums(sums);
+      if (lane < kSums) s.partial[warp][lane] = sum;
+    }
+    __syncthreads();
+    for (int i = thread; i < kCluster * kSums; i += kThreads + 32) {
+      const int m = i % kSums;
+      float sum = 0.0f;
+      for (int w = 0; w < kWarps; ++w) sum += s.partial[w][m];
+      cuda::StoreRemote(&s.incoming[rank][m], sum, &s.sums_here,
+                        static_cast<uint32_t>(i / kSums));
+    }
+    cuda::BarrierWaitCluster(&s.sums_here, 0);
+    if (thread < kSums) {
+      float sum = 0.0f;
+      for (int r = 0; r < kCluster; ++r) sum += s.incoming[r][thread];
+      s.total[thread] = sum;
+    }
+    __syncthreads();
+    const float rho = InverseRms(s.total[kMixes], S * p.d);
+    if (!worker) {
+      if (mixes > S && rank == 0) StoreMixes(p, s.total, rho, t);
+      return;
+    }
+    float pre[S];
+#pragma unroll
+    for (int j = 0; j < S; ++j) pre[j] = PreOf(p, s.total, rho, j);
+    for (int i = thread; i < count; i += kThreads) {
+      float in[S];
+#pragma unroll
+      for (int j = 0; j < S; ++j) in[j] = streams[j * p.slice + i];
+      const float sum = Collapse(pre, in, p.round);
+      collapsed[i] = sum;
+      squares = __fmaf_rn(sum, sum, squares);
+      u[first + i] = cuda::FromFloat<T>(sum);
+    }
+  } else {
+    if (!worker) return;
+    if (p.norm != nullptr) {
+      for (int i = thread; i < count; i += kThreads) {
+        collapsed[i] = cuda::ToFloat(u[first + i]);
+        squares = __fmaf_rn(collapsed[i], collapsed[i], squares);
+      }
+    }
+  }
+
+  if (p.norm == nullptr) return;
+  squares = cuda::WarpSum(squares);
+  if (lane == 0) s.partial[warp][0] = squares;
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+  if (thread < kCluster) {
+    float sum = 0.0f;
+    for (int w = 0; w < kWarps; ++w) sum += s.partial[w][0];
+    cuda::StoreRemote(&s.incoming_squares[rank], sum, &s.squares_here,
+                      static_cast<uint32_t>(thread));
+  }
+  // Nobody leaves before everything that comes to it is there.
+  cuda::BarrierWaitCluster(&s.squares_here, 0);
+  float total = 0.0f;
+  for (int r = 0; r < kCluster; ++r) total += s.incoming_squares[r];
+  const float r = InverseRms(total, p.d);
+  for (int i = thread; i < count; i += kThreads) {
+    z[t * p.z_stride + first + i] =
+        cuda::FromFloat<T>(cuda::RoundIf(p.norm[first + i] * (collapsed[i] * r), p.round));
+  }
+}
+
+constexpr int kTokens = 4;  // of a block of SeamMany
+
+struct ManyShared {
+  float mixes[kTokens][S + S * S];  // post and comb of the site before
+  float partial[kCluster][kWarps][kTokens][kSums];
+  float squares[kCluster][kWarps][kTokens];
+  float total[kTokens][kSums];
+  float pre[kTokens][S];
+  float rho[kTokens], inverse[kTokens];
+};
 
 // Tokens kTokens * blockIdx.x ...; a slice of the channels, the share of a block of Seam, at a
 // time. With site (24 mixes) and norm. Dynamic shared memory: streams of a slice
@@ -398,6 +447,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // Fewer tokens leave multiprocessors idle.
 constexpr int kManyTokens = 256;
+// With a staged fn a block takes a multiprocessor for itself: more tokens would wait for each other.
+constexpr int kStagedTokens = 16;
+constexpr int64_t kMostShared = 220 << 10;  // bytes a block may have, less SeamShared
 
 }  // namespace
 
@@ -432,12 +484,21 @@ void HyperConnectionCuda(const HyperConnectionArgs& args, CudaStream stream) {
                            static_cast<int>(rows));
     return;
   }
-  const size_t shared = static_cast<size_t>((S + 1) * params.slice) * sizeof(float);
+  const int64_t plain = (S + 1) * params.slice * static_cast<int64_t>(sizeof(float));
+  const int64_t fn = params.site.mixes * S * params.slice * static_cast<int64_t>(sizeof(float));
+  const bool staged = rows <= kStagedTokens && params.has_site && plain + fn <= kMostShared &&
+                      d % 4 == 0 && params.slice % 4 == 0 &&
+                      reinterpret_cast<uintptr_t>(params.site.fn) % 16 == 0;
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    cuda::LaunchOverlapped(Seam<T>, static_cast<unsigned>(rows * kCluster), kThreads, shared,
-                           stream, kCluster, static_cast<T*>(args.x.data),
-                           static_cast<const T*>(args.o.data), static_cast<T*>(args.u.data),
-                           static_cast<T*>(args.z.data), params);
+    const auto launch = [&](auto kernel, int64_t shared) {
+      cuda::AllowShared(kernel, shared);
+      cuda::LaunchOverlapped(kernel, static_cast<unsigned>(rows * kCluster), kThreads + 32, shared,
+                             stream, kCluster, static_cast<T*>(args.x.data),
+                             static_cast<const T*>(args.o.data), static_cast<T*>(args.u.data),
+                             static_cast<T*>(args.z.data), params);
+    };
+    if (staged) launch(Seam<true, T>, plain + fn);
+    else launch(Seam<false, T>, plain);
   });
 }
 
