@@ -126,17 +126,22 @@ struct GroupedCursor {
   }
 };
 
-// The jobs of tiles [first, end) of the sorted list that fall to this block: neighbours, so that
-// its warps share their rows.
+// Tiles [first, end) of the sorted list, for blocks [0, blocks), of which this is number `block`.
+struct GroupedShare {
+  int first, end;
+  int block, blocks;
+};
+
+// The jobs of the tiles that fall to this block: neighbours, so that its warps share their rows.
 template <Format F, bool kInterleaved, class T>
-__device__ void GroupedSkinny(const GroupedProduct& p, int first, int end, int depth,
+__device__ void GroupedSkinny(const GroupedProduct& p, const GroupedShare& share, int depth,
                               SkinnyShared<1>& shared, T* y) {
   constexpr int kWarps = kSkinnyThreads / 32;
   const int per_matrix = (p.out + kSkinnyOutputs - 1) / kSkinnyOutputs;
-  const int jobs = (end - first) * per_matrix * (p.up ? 2 : 1);
-  const auto blocks = static_cast<int>(gridDim.x);
-  const int begin = static_cast<int>(int64_t{jobs} * blockIdx.x / blocks);
-  const int count = static_cast<int>(int64_t{jobs} * (blockIdx.x + 1) / blocks) - begin;
+  const int first = share.first, blocks = share.blocks;
+  const int jobs = (share.end - first) * per_matrix * (p.up ? 2 : 1);
+  const int begin = static_cast<int>(int64_t{jobs} * share.block / blocks);
+  const int count = static_cast<int>(int64_t{jobs} * (share.block + 1) / blocks) - begin;
   const auto store = [&](const GroupedCursor& at, int r, int o, float v) {
     OutputOf(p, at.block, r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
   };
@@ -145,37 +150,50 @@ __device__ void GroupedSkinny(const GroupedProduct& p, int first, int end, int d
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp >= count) return;
     SkinnyByWarp<F, kInterleaved, 1>((count - warp + kWarps - 1) / kWarps, depth,
-                                     GroupedCursor(p, first, begin + warp, kWarps), store);
+                                     GroupedCursor(p, first, begin + warp, kWarps), [] {}, store);
   } else if (count > 0) {
     SkinnyByBlock<F, kInterleaved, 1>(count, depth, shared, GroupedCursor(p, first, begin, 1),
-                                      store);
+                                      [](int, int) {}, store);
   }
 }
 
-// One-dimensional grid: routed experts' tiles, then the shared expert's, which may differ in
-// format.
+__device__ constexpr int UnitBytesOf(Format format) {
+  return format == Format::kFp4Block32    ? kUnitBytes<Format::kFp4Block32>
+         : format == Format::kFp8Block128 ? kUnitBytes<Format::kFp8Block128>
+                                          : kUnitBytes<Format::kBF16>;
+}
+
+// One-dimensional grid. The first blocks work on the routed experts' tiles, the others on the
+// shared expert's, which may differ in format, in proportion to the bytes of their weights.
 template <class T>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
     GroupedSkinnyKernel(const __grid_constant__ GroupedProduct p, T* y) {
   __shared__ SkinnyShared<1> shared;
   LetNextStart();
   WaitForPrevious();  // the list is new
-  const int tiles = *p.groups.num_tiles, shared_tiles = (p.tokens + kSkinnyRows - 1) / kSkinnyRows;
-  const auto run = [&](int expert, int first, int end) {
-    const CudaWeightView& w = p.table[expert * 3 + (p.up ? 0 : 1)];
-    switch (w.format) {
-      case Format::kFp8Block128:
-        return GroupedSkinny<Format::kFp8Block128, true>(p, first, end, w.depth, shared, y);
-      case Format::kFp4Block32:
-        return GroupedSkinny<Format::kFp4Block32, true>(p, first, end, w.depth, shared, y);
-      case Format::kBF16:
-        return GroupedSkinny<Format::kBF16, false>(p, first, end, w.depth, shared, y);
-      case Format::kF32: return;  // GroupedFloatKernel
-    }
-  };
-  run(0, 0, tiles - shared_tiles);
-  __syncthreads();
-  run(p.num_experts, tiles - shared_tiles, tiles);
+  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int tiles = *p.groups.num_tiles;
+  const int routed_tiles = tiles - (p.tokens + kSkinnyRows - 1) / kSkinnyRows;
+  const CudaWeightView* const routed = p.table + (p.up ? 0 : 1);
+  const CudaWeightView* const common = routed + p.num_experts * 3;
+  const int64_t routed_bytes = int64_t{routed_tiles} * UnitBytesOf(routed->format);
+  const int64_t all_bytes =
+      routed_bytes + int64_t{tiles - routed_tiles} * UnitBytesOf(common->format);
+  const int split = max(1, min(blocks - 1, static_cast<int>(blocks * routed_bytes / all_bytes)));
+  const bool is_routed = block < split;
+  const GroupedShare share = is_routed
+                                 ? GroupedShare{0, routed_tiles, block, split}
+                                 : GroupedShare{routed_tiles, tiles, block - split, blocks - split};
+  const CudaWeightView& w = is_routed ? *routed : *common;
+  switch (w.format) {
+    case Format::kFp8Block128:
+      return GroupedSkinny<Format::kFp8Block128, true>(p, share, w.depth, shared, y);
+    case Format::kFp4Block32:
+      return GroupedSkinny<Format::kFp4Block32, true>(p, share, w.depth, shared, y);
+    case Format::kBF16:
+      return GroupedSkinny<Format::kBF16, false>(p, share, w.depth, shared, y);
+    case Format::kF32: return;  // GroupedFloatKernel
+  }
 }
 
 // kRows pairs of an expert and kWideOutputs outputs a block.
@@ -239,6 +257,20 @@ __global__ void __launch_bounds__(kFloatThreads)
         [&](int r, int o, float v) {
           OutputOf(p, block, first + r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
         });
+  }
+}
+
+// The first block makes the groups, the others prepare z.
+template <class T>
+__global__ void __launch_bounds__(kGroupThreads)
+    GroupKernel(const int32_t* chosen, int tokens, int top_k, int num_experts, int tile_rows,
+                Groups groups, Preparation<T> z) {
+  LetNextStart();
+  WaitForPrevious();
+  if (blockIdx.x == 0) {
+    MakeGroups(chosen, tokens, top_k, num_experts, tile_rows, groups);
+  } else {
+    z.Run(int64_t{blockIdx.x - 1} * (kGroupThreads / 32) + threadIdx.x / 32);
   }
 }
 
@@ -398,13 +430,16 @@ void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
   const Groups groups{reinterpret_cast<int32_t*>(scratch + plan.num_tiles),
                       reinterpret_cast<GroupTile*>(scratch + plan.tiles),
                       reinterpret_cast<int32_t*>(scratch + plan.pairs)};
-  LaunchOverlapped(GroupKernel, 1, kGroupThreads, 2 * (args.num_experts + 1) * sizeof(int32_t),
-                   stream, 1, args.chosen, static_cast<int>(rows), args.top_k, args.num_experts,
-                   tile_rows, groups);
-
-  const bool one_form = plan.z_form[0] == plan.z_form[1];
-  Prepare(args.z, plan.z_form[0], scratch + plan.z[0], stream);
-  if (!one_form) Prepare(args.z, plan.z_form[1], scratch + plan.z[1], stream);
+  WithActivationType(args.z.dtype, [&]<class Z>(Z) {
+    const auto z = MakePreparation<Z>(args.z, plan.z_form[0], scratch + plan.z[0]);
+    LaunchOverlapped(GroupKernel<Z>, 1 + Blocks(rows * z.units, kGroupThreads / 32), kGroupThreads,
+                     2 * (args.num_experts + 1) * static_cast<int64_t>(sizeof(int32_t)), stream, 1,
+                     args.chosen, static_cast<int>(rows), args.top_k, args.num_experts, tile_rows,
+                     groups, z);
+  });
+  if (plan.z_form[0] != plan.z_form[1]) {
+    Prepare(args.z, plan.z_form[1], scratch + plan.z[1], stream);
+  }
 
   GroupedProduct p;
   p.groups = groups;

@@ -29,14 +29,11 @@ inline int64_t MaxTiles(int64_t tokens, int top_k, int num_experts, int tile_row
 
 inline constexpr int kGroupThreads = 1024;
 
-// One block. Shared memory: 2 * (num_experts + 1) ints. The order of pairs within an expert is
-// not fixed, and no result depends on it.
-static __global__ void __launch_bounds__(kGroupThreads)
-    GroupKernel(const int32_t* chosen, int tokens, int top_k, int num_experts, int tile_rows,
-                Groups groups) {
+// By one block of kGroupThreads. Shared memory: 2 * (num_experts + 1) ints. The order of pairs
+// within an expert is not fixed, and no result depends on it.
+__device__ inline void MakeGroups(const int32_t* chosen, int tokens, int top_k, int num_experts,
+                                  int tile_rows, const Groups& groups) {
   extern __shared__ int32_t shared_counts[];
-  LetNextStart();
-  WaitForPrevious();
   int32_t* const count = shared_counts;                   // pairs of an expert
   int32_t* const next = shared_counts + num_experts + 1;  // where its next pair goes
   const int routed = tokens * top_k;

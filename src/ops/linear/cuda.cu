@@ -20,6 +20,14 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream) {
       LaunchFloat(w, args.x, 1, out, stream);
       return;
     }
+    if (form == Form::kQuantised && TakesFresh(rows, w)) {
+      if (w.format == Format::kFp8Block128) {
+        LaunchFresh<Format::kFp8Block128, T>(w, args.x, out, stream);
+      } else {
+        LaunchFresh<Format::kFp4Block32, T>(w, args.x, out, stream);
+      }
+      return;
+    }
     const auto* x = static_cast<const __nv_bfloat16*>(args.x.data);
     int64_t stride = args.x.stride;
     const Form wanted = IsWide(rows, w.format) ? WideForm(form, w.format) : form;

@@ -2,6 +2,8 @@
 // takes inputs [g*depth, (g+1)*depth) of a row to outputs [g*R, (g+1)*R), R = out / G.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/linear/cuda_float.cuh"
 #include "ops/linear/cuda_prepare.cuh"
 #include "ops/linear/cuda_skinny.cuh"
@@ -67,28 +69,94 @@ struct LinearCursor {
   }
 };
 
-// One-dimensional grid. Jobs by block: block b does jobs b, b + grid, ...; by warp: the warps of
-// the grid likewise, those of a block side by side.
+// Which jobs of a one-dimensional grid are whose. By block: block b does jobs b, b + grid, ...; by
+// warp: the warps of the grid likewise, those of a block side by side.
+struct SkinnyShare {
+  int first, step, count;
+
+  __device__ SkinnyShare(bool by_warp, int jobs) {
+    constexpr int kWarps = kSkinnyThreads / 32;
+    first = static_cast<int>(blockIdx.x);
+    step = static_cast<int>(gridDim.x);
+    if (by_warp) {
+      first = first * kWarps + static_cast<int>(threadIdx.x) / 32;
+      step *= kWarps;
+    }
+    count = (jobs - first + step - 1) / step;
+  }
+};
+
 template <Format F, bool kInterleaved, int kRowTiles, bool kByWarp, class T>
 __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
     SkinnyKernel(const __grid_constant__ CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride,
                  int rows, int rank, int jobs, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;
   LetNextStart();
-  constexpr int kWorkers = kByWarp ? kSkinnyThreads / 32 : 1;  // of a block
-  const int first = static_cast<int>(blockIdx.x) * kWorkers +
-                    (kByWarp ? static_cast<int>(threadIdx.x) / 32 : 0);
-  const int step = static_cast<int>(gridDim.x) * kWorkers;
-  const int count = (jobs - first + step - 1) / step;
-  const Cursor cursor(w, x, x_stride, rows, rank, first, step);
+  const SkinnyShare share(kByWarp, jobs);
+  const Cursor cursor(w, x, x_stride, rows, rank, share.first, share.step);
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
   if constexpr (kByWarp) {
-    SkinnyByWarp<F, kInterleaved, kRowTiles>(count, w.depth, cursor, store);
+    SkinnyByWarp<F, kInterleaved, kRowTiles>(share.count, w.depth, cursor,
+                                             [] { WaitForPrevious(); }, store);
   } else {
     __shared__ SkinnyShared<kRowTiles> shared;
-    SkinnyByBlock<F, kInterleaved, kRowTiles>(count, w.depth, shared, cursor, store);
+    SkinnyByBlock<F, kInterleaved, kRowTiles>(share.count, w.depth, shared, cursor,
+                                              [](int, int) { WaitForPrevious(); }, store);
+  }
+}
+
+// Elements between the rows of activations in shared memory.
+constexpr int64_t FreshStride(int64_t depth) {
+  return depth + 8;
+}
+
+// The same of up to 8 rows that each block quantises for itself while its first weights come.
+// Dynamic shared memory: [rows][FreshStride(depth)] bf16.
+template <Format F, bool kByWarp, class X, class T>
+__global__ void __launch_bounds__(kSkinnyThreads, 2)
+    SkinnyFreshKernel(const __grid_constant__ CudaWeightView w, Preparation<X> x, int jobs,
+                      Output<T> out) {
+  using Cursor = LinearCursor<1>;
+  extern __shared__ __align__(16) unsigned char fresh_memory[];
+  auto* const fresh = reinterpret_cast<__nv_bfloat16*>(fresh_memory);
+  const int64_t stride = FreshStride(w.depth);
+  LetNextStart();
+  const SkinnyShare share(kByWarp, jobs);
+  const Cursor cursor(w, fresh, stride, x.rows, w.out, share.first, share.step);
+  const auto prepare = [&](int t, int unit) {
+    float v[4];
+    x.Load(t, unit, v);
+    StoreUnit(Form::kQuantised, v, unit, fresh + t * stride);
+  };
+  const auto store = [&](const Cursor&, int t, int o, float v) {
+    out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
+  };
+  if constexpr (kByWarp) {
+    SkinnyByWarp<F, true, 1>(
+        share.count, w.depth, cursor,
+        [&] {
+          WaitForPrevious();
+          for (int i = static_cast<int>(threadIdx.x) / 32; i < x.rows * x.units;
+               i += kSkinnyThreads / 32) {
+            prepare(i / x.units, i % x.units);
+          }
+          __syncthreads();
+        },
+        store);
+  } else {
+    __shared__ SkinnyShared<1> shared;
+    SkinnyByBlock<F, true, 1>(
+        share.count, w.depth, shared, cursor,
+        [&](int begin, int count) {
+          WaitForPrevious();
+          for (int t = 0; t < x.rows; ++t) {
+            for (int unit = begin; unit < begin + count; ++unit) prepare(t, unit);
+          }
+          __syncwarp();
+        },
+        store);
   }
 }
 
@@ -165,7 +233,47 @@ inline bool IsWide(int64_t rows, WeightFormat format) {
 }
 
 inline constexpr int kSkinnyBlocks = 264;  // two on every multiprocessor of an H200
-inline constexpr int kSkinnyWarps = kSkinnyBlocks * kSkinnyThreads / 32;
+
+// Launches a kernel of SkinnyShare: workers(true) for jobs by warp, where they keep half of the
+// warps busy, else workers(false).
+template <class Workers>
+void LaunchSkinny(int jobs, Workers&& workers) {
+  constexpr int kWarps = kSkinnyThreads / 32;
+  const auto blocks = [&](int per_block) {
+    // Every worker the same number of jobs, as far as it goes.
+    const int most = kSkinnyBlocks * per_block;
+    const int rounds = (jobs + most - 1) / most;
+    return Blocks(jobs, rounds * per_block);
+  };
+  if (jobs >= kSkinnyBlocks * kWarps / 2) {
+    workers(std::true_type(), blocks(kWarps));
+  } else {
+    workers(std::false_type(), blocks(1));
+  }
+}
+
+// Whether a product takes activations as they come, without a kernel that prepares them.
+inline bool TakesFresh(int64_t rows, const CudaWeightView& w) {
+  constexpr int64_t kMost = 64 << 10;  // bytes: two blocks on a multiprocessor
+  return rows <= kSkinnyRows && rows * FreshStride(w.depth) * 2 <= kMost &&
+         (w.format == Format::kFp8Block128 || w.format == Format::kFp4Block32);
+}
+
+template <Format F, class T>
+void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& out,
+                 cudaStream_t stream) {
+  if (x.rows == 0) return;
+  const int jobs = static_cast<int>(Blocks(w.out, kSkinnyOutputs));
+  WithActivationType(x.dtype, [&]<class X>(X) {
+    const auto p = MakePreparation<X>(x, Form::kQuantised, nullptr);
+    LaunchSkinny(jobs, [&](auto by_warp, unsigned blocks) {
+      const auto kernel = SkinnyFreshKernel<F, decltype(by_warp)::value, X, T>;
+      const int64_t shared = x.rows * FreshStride(w.depth) * 2;
+      AllowShared(kernel, shared);
+      LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, jobs, out);
+    });
+  });
+}
 
 // x in the form that the number of rows asks for (IsWide).
 template <Format F, bool kInterleaved, class T>
@@ -174,18 +282,10 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
   const int rank = w.out / groups;
   const auto skinny = [&]<int kRowTiles>() {
     const int jobs = static_cast<int>(Blocks(rank, kSkinnyOutputs)) * groups;
-    const auto launch = [&](auto kernel, int workers) {  // in a block
-      // Every worker the same number of jobs, as far as it goes.
-      const int most = kSkinnyBlocks * workers;
-      const int rounds = (jobs + most - 1) / most;
-      LaunchOverlapped(kernel, Blocks(jobs, rounds * workers), kSkinnyThreads, 0, stream, 1, w, x,
-                       x_stride, rows, rank, jobs, out);
-    };
-    if (jobs >= kSkinnyWarps / 2) {
-      launch(SkinnyKernel<F, kInterleaved, kRowTiles, true, T>, kSkinnyThreads / 32);
-    } else {
-      launch(SkinnyKernel<F, kInterleaved, kRowTiles, false, T>, 1);
-    }
+    LaunchSkinny(jobs, [&](auto by_warp, unsigned blocks) {
+      LaunchOverlapped(SkinnyKernel<F, kInterleaved, kRowTiles, decltype(by_warp)::value, T>,
+                       blocks, kSkinnyThreads, 0, stream, 1, w, x, x_stride, rows, rank, jobs, out);
+    });
   };
   if (rows == 0) return;
   if (rows <= kSkinnyRows) return skinny.template operator()<1>();

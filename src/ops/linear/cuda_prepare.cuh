@@ -81,31 +81,56 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
   to[4] = words.y;
 }
 
-// x [rows, in] to out [rows, depth] of `form`, a warp per unit.
+// x [rows, in] to out [rows, units * 128] of `form`.
 template <class T>
-__global__ void __launch_bounds__(256)
-    PrepareKernel(const T* x, int64_t stride, int rows, int in, int units, Form form, void* out) {
+struct Preparation {
+  const T* x;
+  int64_t stride;
+  int rows, in, units;
+  Form form;
+  void* out;
+
+  // The lane's share of a unit of row t.
+  __device__ void Load(int64_t t, int unit, float (&v)[4]) const {
+    const int k = unit * kUnit + 4 * static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = k + i < in ? ToFloat(x[t * stride + k + i]) : 0.0f;
+  }
+
+  // By a warp: unit number `job` of all rows'.
+  __device__ void Run(int64_t job) const {
+    if (job >= int64_t{rows} * units) return;
+    const int64_t t = job / units;
+    const int unit = static_cast<int>(job % units);
+    float v[4];
+    Load(t, unit, v);
+    const int64_t row_bytes = int64_t{units} * kUnit * (form == Form::kFloat ? 4 : 2);
+    StoreUnit(form, v, unit, static_cast<char*>(out) + t * row_bytes);
+  }
+};
+
+template <class T>
+Preparation<T> MakePreparation(const MatrixView& x, Form form, void* out) {
+  return {.x = static_cast<const T*>(x.data),
+          .stride = x.stride,
+          .rows = static_cast<int>(x.rows),
+          .in = static_cast<int>(x.cols),
+          .units = static_cast<int>(CudaDepth(x.cols) / kUnit),
+          .form = form,
+          .out = out};
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) PrepareKernel(Preparation<T> p) {
   LetNextStart();
   WaitForPrevious();
-  const int64_t job = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
-  if (job >= int64_t{rows} * units) return;
-  const int64_t t = job / units;
-  const int unit = static_cast<int>(job % units);
-  const int k = unit * kUnit + 4 * static_cast<int>(threadIdx.x % 32);
-  float v[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = k + i < in ? ToFloat(x[t * stride + k + i]) : 0.0f;
-  const int64_t row_bytes = int64_t{units} * kUnit * (form == Form::kFloat ? 4 : 2);
-  StoreUnit(form, v, unit, static_cast<char*>(out) + t * row_bytes);
+  p.Run(int64_t{blockIdx.x} * 8 + threadIdx.x / 32);
 }
 
 inline void Prepare(const MatrixView& x, Form form, void* out, cudaStream_t stream) {
-  const int units = static_cast<int>(CudaDepth(x.cols) / kUnit);
-  WithActivationType(x.dtype, [&](auto type) {
-    using T = decltype(type);
-    LaunchOverlapped(PrepareKernel<T>, Blocks(x.rows * units, 8), 256, 0, stream, 1,
-                     static_cast<const T*>(x.data), x.stride, static_cast<int>(x.rows),
-                     static_cast<int>(x.cols), units, form, out);
+  WithActivationType(x.dtype, [&]<class T>(T) {
+    const auto p = MakePreparation<T>(x, form, out);
+    LaunchOverlapped(PrepareKernel<T>, Blocks(x.rows * p.units, 8), 256, 0, stream, 1, p);
   });
 }
 

@@ -67,11 +67,12 @@ template <Format F>
 inline constexpr int kSkinnyAhead = F == Format::kBF16 ? 2 : 3;
 
 // Units [begin, begin + count) of `jobs` jobs, of rows of `units`. after(cursor, unit, sum) is
-// called after each unit, counted within the job; it zeroes `sum` when it has taken it. The first
-// weights are asked for before the kernel in front has finished.
-template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class After>
+// called after each unit, counted within the job; it zeroes `sum` when it has taken it. ready(), in
+// which the warp waits for its activations, is called once, when the first weights have been asked
+// for.
+template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class After>
 __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cursor,
-                            After&& after) {
+                            Ready&& ready, After&& after) {
   constexpr int kAhead = kSkinnyAhead<F>;
   constexpr int kScales = F == Format::kFp4Block32 ? 4 : 1;
   const int lane = threadIdx.x % 32;
@@ -118,7 +119,7 @@ __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cu
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) ask(a);
   move();
-  WaitForPrevious();
+  ready();
 
   float sum[kRowTiles][4] = {};
   const __nv_bfloat16* x[kRowTiles] = {};  // as `data`
@@ -184,9 +185,10 @@ __device__ inline int MmaOutput(int i) {
 
 // `jobs` jobs from the cursor on, the same ones in every warp of the block: a warp per segment.
 // store(cursor, row, output, value) is called once for every element. depth: of every weight.
-template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Store>
+// ready(begin, count): waits for the activations of units [begin, begin + count).
+template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class Store>
 __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
-                              const Cursor& first, Store&& store) {
+                              const Cursor& first, Ready&& ready, Store&& store) {
   const int warp = threadIdx.x / 32;
   const int units = depth / kUnit;
   const int begin = SegmentBegin(warp, units);
@@ -214,13 +216,13 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
   };
   if (count > 0) {
     StreamUnits<F, kInterleaved, kRowTiles>(
-        jobs, units, begin, count, first,
+        jobs, units, begin, count, first, [&] { ready(begin, count); },
         [&](const Cursor& cursor, int unit, float (&sum)[kRowTiles][4]) {
           if (unit + 1 == count) finish(cursor, sum);
         });
     return;
   }
-  WaitForPrevious();
+  ready(begin, 0);
   Cursor cursor = first;
   float none[kRowTiles][4] = {};
   for (int i = 0; i < jobs; ++i) {
@@ -229,15 +231,16 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
   }
 }
 
-// The same with jobs of the warp's own.
-template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Store>
-__device__ void SkinnyByWarp(int jobs, int depth, const Cursor& first, Store&& store) {
+// The same with jobs of the warp's own. ready(): waits for all activations.
+template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class Store>
+__device__ void SkinnyByWarp(int jobs, int depth, const Cursor& first, Ready&& ready,
+                             Store&& store) {
   const int units = depth / kUnit;
   int segment = 0;
   int segment_end = SegmentBegin(1, units);
   float total[kRowTiles][4] = {};
   StreamUnits<F, kInterleaved, kRowTiles>(
-      jobs, units, 0, units, first,
+      jobs, units, 0, units, first, ready,
       [&](const Cursor& cursor, int unit, float (&sum)[kRowTiles][4]) {
         if (unit + 1 < segment_end) return;
 #pragma unroll
