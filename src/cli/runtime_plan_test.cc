@@ -37,6 +37,7 @@ class CountingBackend final : public ops::HostBackend {
   void Router(const ops::RouterArgs&) override {}
   void Experts(const ops::ExpertsArgs&) override {}
   void Head(const ops::HeadArgs&) override {}
+  void Sample(const ops::SampleBatchArgs&) override {}
 };
 
 struct PlannedAndLoaded {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -25,7 +26,7 @@ class CpuExecutor : public Executor {
         forward_(config, weights, *backend_, WithLimits(options, limits)),
         logits_(static_cast<size_t>(limits.max_logit_rows * config.vocab_size)) {}
 
-  Expected<std::span<float>> Execute(const StepPlan& plan) override {
+  Status Execute(const StepPlan& plan) override {
     FATHOM_CHECK(plan.num_tokens() <= limits_.max_step_tokens);
     FATHOM_CHECK(plan.logit_rows.size() <= static_cast<size_t>(limits_.max_logit_rows));
     const auto rows = static_cast<int64_t>(plan.logit_rows.size());
@@ -35,7 +36,14 @@ class CpuExecutor : public Executor {
       return Fail(Code::kInternal, "forward pass of {} tokens: {}", plan.num_tokens(),
                   error.what());
     }
-    return std::span<float>(logits_.data(), static_cast<size_t>(rows * vocab_size_));
+    return {};
+  }
+  void CopyLogits(int64_t row, std::span<float> to) override {
+    std::copy_n(logits_.begin() + row * vocab_size_, vocab_size_, to.begin());
+  }
+  void Sample(std::span<const ops::SamplingRow> rows, std::span<ops::SampledToken> out) override {
+    backend_->Sample(
+        {F32Matrix(logits_.data(), limits_.max_logit_rows, vocab_size_), rows, out.data()});
   }
 
   int64_t vocab_size() const override { return vocab_size_; }

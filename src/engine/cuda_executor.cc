@@ -36,9 +36,8 @@ class CudaExecutor final : public Executor {
                           .sequences = slots.capacity(),
                           .blocks_per_sequence = geometry.blocks_for(geometry.max_positions),
                           .logit_rows = limits.max_logit_rows}),
-        logit_bytes_(limits.max_logit_rows * vocab_size_ * static_cast<int64_t>(sizeof(float))),
-        device_logits_(reinterpret_cast<float*>(backend.Allocate(logit_bytes_))) {
-    FATHOM_CUDA_CHECK(cudaMallocHost(&logits_, static_cast<size_t>(logit_bytes_)));
+        device_logits_(reinterpret_cast<float*>(backend.Allocate(
+            limits.max_logit_rows * vocab_size_ * static_cast<int64_t>(sizeof(float))))) {
     const auto table = static_cast<int32_t>(geometry.blocks_for(geometry.max_positions));
     PlanScratch(limits.max_step_tokens, slots.capacity(), table);
     // The largest step that branches needs scratch on every lane.
@@ -48,25 +47,26 @@ class CudaExecutor final : public Executor {
             GraphTableWidths(std::min<int64_t>(table, blocks.capacity())));
     backend.Wait();
   }
-  ~CudaExecutor() override { FATHOM_CUDA_CHECK(cudaFreeHost(logits_)); }
 
-  Expected<std::span<float>> Execute(const StepPlan& plan) override {
+  Status Execute(const StepPlan& plan) override {
     FATHOM_CHECK(plan.num_tokens() <= limits_.max_step_tokens);
     FATHOM_CHECK(plan.logit_rows.size() <= static_cast<size_t>(limits_.max_logit_rows));
-    const auto rows = static_cast<int64_t>(plan.logit_rows.size());
+    // Nothing is waited for: sampling waits for what it needs, and the next step's arrays are
+    // copied behind a step without logits.
     if (const Graph* graph = GraphOf(plan); graph != nullptr) {
       arrays_.Upload(plan, graph->table_width);
       graph->graph.Launch();
     } else {
       Run(arrays_.Upload(plan));
     }
-    auto* logits = static_cast<float*>(logits_);
-    const int64_t values = rows * vocab_size_;
-    // A step without logits is not waited for: the next one's arrays are copied behind it.
-    if (rows > 0) {
-      backend_.ToHost(logits, device_logits_, values * static_cast<int64_t>(sizeof(float)));
-    }
-    return std::span<float>(logits, static_cast<size_t>(values));
+    return {};
+  }
+  void CopyLogits(int64_t row, std::span<float> to) override {
+    backend_.ToHost(to.data(), device_logits_ + row * vocab_size_,
+                    vocab_size_ * static_cast<int64_t>(sizeof(float)));
+  }
+  void Sample(std::span<const ops::SamplingRow> rows, std::span<ops::SampledToken> out) override {
+    backend_.Sample({Logits(), rows, out.data()});
   }
 
   void ClearSlot(std::span<std::byte> slot) override {
@@ -90,6 +90,10 @@ class CudaExecutor final : public Executor {
     ops::CudaGraph graph;
   };
 
+  MatrixView Logits() const {
+    return F32Matrix(device_logits_, limits_.max_logit_rows, vocab_size_);
+  }
+
   void Run(const StepArrays::Uploaded& step) {
     forward_.Run(step.view, kv_, step.logit_rows,
                  F32Matrix(device_logits_, std::ssize(step.logit_rows), vocab_size_));
@@ -105,7 +109,10 @@ class CudaExecutor final : public Executor {
     const std::span<const int32_t> rows(
         static_cast<const int32_t*>(nullptr),
         static_cast<size_t>(std::min(tokens, limits_.max_logit_rows)));
-    backend_.PlanScratch([&] { Run({step, rows}); });
+    backend_.PlanScratch([&] {
+      Run({step, rows});
+      backend_.Sample({Logits(), {}, nullptr});
+    });
   }
 
   // Every number of sequences is captured as it is: a step computes nothing that nobody asked for.
@@ -136,9 +143,7 @@ class CudaExecutor final : public Executor {
   KvView kv_;
   Forward forward_;
   StepArrays arrays_;
-  int64_t logit_bytes_;
   float* device_logits_;                    // [max_logit_rows, V]
-  void* logits_ = nullptr;                  // the same in pinned host memory
   std::vector<std::vector<Graph>> graphs_;  // [sequences - 1], by ascending width
 };
 

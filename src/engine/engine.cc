@@ -84,6 +84,13 @@ struct Engine::Impl {
   RetainedSessions retained{kMaxSessions};
   std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences;
   StepPlan plan;
+  // What a step's rows of logits have given, in their order.
+  struct Next {
+    bool prompt = false;                      // log-probabilities of a prompt token alone
+    ops::SampledToken sampled;                // else: what follows the sequence
+    std::vector<ops::TokenLogprob> logprobs;  // where asked for
+  };
+  std::vector<Next> next_tokens;
   Mail mail;
   int64_t ended = 0;   // sequences whose last output is in `mail`
   EngineStats totals;  // copied to `published` at the end of a step
@@ -139,8 +146,9 @@ struct Engine::Impl {
   bool Take();
   void CancelAll();
   void Step();
-  void FinishChunk(const Chunk& chunk, std::span<float> logits);
-  void SampleNext(Sequence& sequence, std::span<float> logits, Output& output);
+  void SampleRows();
+  void FinishChunk(const Chunk& chunk);
+  void TakeNext(Sequence& sequence, Next next, Output& output);
   Output NewOutput(const Sequence& sequence) const;
   void End(Sequence& sequence, Output output);
   void Publish(std::optional<Clock::duration> step);
@@ -412,17 +420,59 @@ void Engine::Impl::Step() {
     if (!std::exchange(sequence->counted, true)) CountAdmission(*sequence);
   }
   RunOps();
-  const Expected<std::span<float>> logits = executor->Execute(plan);
-  if (logits) {
-    for (const Chunk& chunk : scheduler->chunks()) FinishChunk(chunk, *logits);
+  const Status run = executor->Execute(plan);
+  if (run) {
+    SampleRows();
+    for (const Chunk& chunk : scheduler->chunks()) FinishChunk(chunk);
     return;
   }
-  Log().error("step of {} tokens failed: {}", plan.num_tokens(), logits.error().message);
+  Log().error("step of {} tokens failed: {}", plan.num_tokens(), run.error().message);
   for (const Chunk& chunk : scheduler->chunks()) {
     Output output = NewOutput(*chunk.sequence);
     output.finish = FinishReason::kError;
-    output.error = logits.error();
+    output.error = run.error();
     End(*chunk.sequence, std::move(output));
+  }
+}
+
+// Log-probabilities are those of the model's own logits, before bias, penalties and bans (vLLM's
+// raw_logprobs): rows of which some are wanted are read before anything is sampled.
+void Engine::Impl::SampleRows() {
+  next_tokens.assign(plan.logit_rows.size(), {});
+  std::vector<ops::SamplingRow> rows;
+  std::vector<std::vector<float>> untouched;  // of rows[i], where its request wants some
+  const auto read = [this](int64_t row) {
+    std::vector<float> logits(static_cast<size_t>(vocab_size));
+    executor->CopyLogits(row, logits);
+    return logits;
+  };
+  std::vector<const Sequence*> owners;
+  for (const Chunk& chunk : scheduler->chunks()) {
+    Sequence& sequence = *chunk.sequence;
+    const Request& request = sequence.request;
+    for (int64_t row = chunk.first_row; row < chunk.first_row + chunk.rows; ++row) {
+      const int64_t position = plan.position[plan.logit_rows[row]];
+      if (sequence.wants_prompt_logprob(position)) {
+        next_tokens[row] = {
+            true,
+            {},
+            ops::Logprobs(read(row), sequence.tokens[position + 1], request.prompt_logprobs)};
+        continue;
+      }
+      rows.push_back(sequence.sampler.Next(request, sequence.tokens, sequence.prompt_tokens,
+                                           options.eos_token, static_cast<int32_t>(row)));
+      owners.push_back(&sequence);
+      untouched.push_back(request.logprobs >= 0 ? read(row) : std::vector<float>());
+    }
+  }
+  if (rows.empty()) return;
+  std::vector<ops::SampledToken> sampled(rows.size());
+  executor->Sample(rows, sampled);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Next& next = next_tokens[rows[i].row];
+    next.sampled = sampled[i];
+    if (untouched[i].empty()) continue;
+    next.logprobs = ops::Logprobs(untouched[i], sampled[i].token, owners[i]->request.logprobs);
   }
 }
 
@@ -443,7 +493,7 @@ void Engine::Impl::CountAdmission(const Sequence& sequence) {
   totals.prompt_from_disk += static_cast<uint64_t>(report.disk_tokens);
 }
 
-void Engine::Impl::FinishChunk(const Chunk& chunk, std::span<float> logits) {
+void Engine::Impl::FinishChunk(const Chunk& chunk) {
   Sequence& sequence = *chunk.sequence;
   scheduler->Advance(chunk);
   const int64_t prefilled = std::min(sequence.computed, sequence.prompt_tokens);
@@ -455,16 +505,13 @@ void Engine::Impl::FinishChunk(const Chunk& chunk, std::span<float> logits) {
   }
 
   Output output = NewOutput(sequence);
-  const auto vocab = static_cast<size_t>(vocab_size);
   for (int64_t row = chunk.first_row; row < chunk.first_row + chunk.rows; ++row) {
-    const std::span<float> values = logits.subspan(static_cast<size_t>(row) * vocab, vocab);
-    const int64_t position = plan.position[plan.logit_rows[row]];
-    if (sequence.wants_prompt_logprob(position)) {
-      output.prompt_logprobs.push_back(
-          ops::Logprobs(values, sequence.tokens[position + 1], sequence.request.prompt_logprobs));
+    Next& next = next_tokens[row];
+    if (next.prompt) {
+      output.prompt_logprobs.push_back(std::move(next.logprobs));
       ++sequence.prompt_logprobs_done;
     } else {
-      SampleNext(sequence, values, output);
+      TakeNext(sequence, std::move(next), output);
     }
   }
 
@@ -476,12 +523,11 @@ void Engine::Impl::FinishChunk(const Chunk& chunk, std::span<float> logits) {
   }
 }
 
-// Samples the next token and decides whether the sequence goes on.
-void Engine::Impl::SampleNext(Sequence& sequence, std::span<float> logits, Output& output) {
+// Adds the next token and decides whether the sequence goes on.
+void Engine::Impl::TakeNext(Sequence& sequence, Next next, Output& output) {
   const Request& request = sequence.request;
-  Sampler::Result next = sequence.sampler.Sample(request, sequence.tokens, sequence.prompt_tokens,
-                                                 options.eos_token, logits);
-  if (!std::isfinite(logits[static_cast<size_t>(next.token)])) {
+  const TokenId token = next.sampled.token;
+  if (!std::isfinite(next.sampled.logit)) {
     // One row comes from one hidden state, so a NaN there shows in every logit.
     output.finish = FinishReason::kError;
     output.error = {Code::kInternal,
@@ -491,16 +537,16 @@ void Engine::Impl::SampleNext(Sequence& sequence, std::span<float> logits, Outpu
   }
   ++totals.generation_tokens;
   if (sequence.first_token_at < 0) sequence.first_token_at = Now();
-  const bool ends = (!request.ignore_eos && next.token == options.eos_token) ||
-                    std::find(request.stop_tokens.begin(), request.stop_tokens.end(), next.token) !=
+  const bool ends = (!request.ignore_eos && token == options.eos_token) ||
+                    std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) !=
                         request.stop_tokens.end();
   if (ends) {
     output.finish = FinishReason::kStop;
-    output.stop_token = next.token;
+    output.stop_token = token;
     return;
   }
-  sequence.tokens.push_back(next.token);
-  output.tokens.push_back(next.token);
+  sequence.tokens.push_back(token);
+  output.tokens.push_back(token);
   if (request.logprobs >= 0) output.logprobs.push_back(std::move(next.logprobs));
   if (sequence.length() >= sequence.limit) output.finish = FinishReason::kLength;
 }

@@ -14,6 +14,7 @@
 #include "engine/step_plan.h"
 #include "model/forward.h"
 #include "model/weights.h"
+#include "ops/sampling/sampling.h"
 
 namespace fathom {
 
@@ -32,9 +33,14 @@ struct CopyRun {
 class Executor {
  public:
   virtual ~Executor() = default;
-  // Logits [plan.logit_rows.size(), vocab] float32 in host memory, valid until the next call; the
-  // sampler may change them in place. An error fails the step's requests, not the engine.
-  virtual Expected<std::span<float>> Execute(const StepPlan& plan) = 0;
+  // Runs a plan. Its logits [plan.logit_rows.size(), vocab] stay where the model computes until the
+  // next one. An error fails the step's requests, not the engine.
+  virtual Status Execute(const StepPlan& plan) = 0;
+  // Row `row` of the logits, which no sampling has touched yet. `to` [vocab] in host memory.
+  virtual void CopyLogits(int64_t row, std::span<float> to) = 0;
+  // Samples from rows of the logits, each at most once; they hold anything afterwards. out
+  // [rows.size()].
+  virtual void Sample(std::span<const ops::SamplingRow> rows, std::span<ops::SampledToken> out) = 0;
   // Movements of cache bytes, in order with Execute. Pools' memory is where the executor computes;
   // `host` is host memory, which may change once the call returns.
   virtual void ClearSlot(std::span<std::byte> slot) {

@@ -33,7 +33,7 @@ class ScriptedExecutor : public Executor {
         slots_(slots),
         logits_(static_cast<size_t>(options_.limits.max_logit_rows * options_.vocab_size)) {}
 
-  Expected<std::span<float>> Execute(const StepPlan& plan) override {
+  Status Execute(const StepPlan& plan) override {
     if (options_.on_step) FATHOM_TRY(options_.on_step(plan));
     FATHOM_TRY(CheckShape(plan));
     FATHOM_TRY(CheckOwnership(plan));
@@ -59,7 +59,15 @@ class ScriptedExecutor : public Executor {
       }
       StoreSlot(step.slot[s], state);
     }
-    return std::span<float>(logits_.data(), row * static_cast<size_t>(options_.vocab_size));
+    return {};
+  }
+  void CopyLogits(int64_t row, std::span<float> to) override {
+    std::ranges::copy(Row(static_cast<size_t>(row)), to.begin());
+  }
+  void Sample(std::span<const ops::SamplingRow> rows, std::span<ops::SampledToken> out) override {
+    ops::SampleBatchReference(
+        {F32Matrix(logits_.data(), options_.limits.max_logit_rows, options_.vocab_size), rows,
+         out.data()});
   }
 
   int64_t vocab_size() const override { return options_.vocab_size; }

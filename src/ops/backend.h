@@ -16,6 +16,7 @@
 #include "ops/norm_rope_insert/norm_rope_insert.h"
 #include "ops/output_projection/output_projection.h"
 #include "ops/router/router.h"
+#include "ops/sampling/sampling.h"
 #include "ops/sparse_attention/sparse_attention.h"
 
 namespace fathom::ops {
@@ -64,6 +65,7 @@ class Backend {
   virtual void Router(const RouterArgs&) = 0;
   virtual void Experts(const ExpertsArgs&) = 0;
   virtual void Head(const HeadArgs&) = 0;
+  virtual void Sample(const SampleBatchArgs&) = 0;
 };
 
 // The two backends that compute in host memory.

@@ -33,6 +33,7 @@ class CpuBackend final : public HostBackend {
   void Router(const RouterArgs& args) override { RouterCpu(args, pool_); }
   void Experts(const ExpertsArgs& args) override { ExpertsCpu(args, pool_); }
   void Head(const HeadArgs& args) override { HeadCpu(args, pool_); }
+  void Sample(const SampleBatchArgs& args) override { SampleBatchCpu(args, pool_); }
 
  private:
   ThreadPool& pool_;

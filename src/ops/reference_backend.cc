@@ -25,6 +25,7 @@ class ReferenceBackend final : public HostBackend {
   void Router(const RouterArgs& args) override { RouterReference(args); }
   void Experts(const ExpertsArgs& args) override { ExpertsReference(args); }
   void Head(const HeadArgs& args) override { HeadReference(args); }
+  void Sample(const SampleBatchArgs& args) override { SampleBatchReference(args); }
 };
 
 }  // namespace

@@ -72,6 +72,9 @@ class TimedBackend final : public Backend {
   void Head(const HeadArgs& args) override {
     Time("head", [&] { inner_.Head(args); });
   }
+  void Sample(const SampleBatchArgs& args) override {
+    Time("sampling", [&] { inner_.Sample(args); });
+  }
 
   // Seconds per op since the last Reset.
   const std::map<std::string, double>& seconds() const { return seconds_; }

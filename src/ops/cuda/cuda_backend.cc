@@ -16,6 +16,7 @@
 #include "ops/norm_rope_insert/cuda.h"
 #include "ops/output_projection/cuda.h"
 #include "ops/router/cuda.h"
+#include "ops/sampling/cuda.h"
 #include "ops/sparse_attention/cuda.h"
 
 namespace fathom::ops {
@@ -71,6 +72,7 @@ CudaBackend::~CudaBackend() {
   FATHOM_CUDA_CHECK(cudaStreamSynchronize(stream()));
   for (void* memory : memory_) FATHOM_CUDA_CHECK(cudaFree(memory));
   FATHOM_CUDA_CHECK(cudaFreeHost(staging_));
+  FATHOM_CUDA_CHECK(cudaFreeHost(sampling_));
   FATHOM_CUDA_CHECK(cudaEventDestroy(staged_));
   FATHOM_CUDA_CHECK(cudaEventDestroy(fork_));
   for (Lane& lane : lanes_) {
@@ -300,6 +302,30 @@ void CudaBackend::Head(const HeadArgs& host) {
           .y = TopRows(args.logits, args.num_rows),
           .numerics = args.numerics,
           .round_output = false});
+}
+
+void CudaBackend::Sample(const SampleBatchArgs& args) {
+  const int64_t vocabulary = args.logits.cols, rows = args.logits.rows;
+  if (!SamplesOnCuda(vocabulary)) {
+    if (planning_) return;
+    std::vector<float> logits(static_cast<size_t>(rows * vocabulary));
+    for (int64_t r = 0; r < rows; ++r) {
+      ToHost(logits.data() + r * vocabulary,
+             static_cast<const float*>(args.logits.data) + r * args.logits.stride,
+             vocabulary * static_cast<int64_t>(sizeof(float)));
+    }
+    SampleBatchReference({F32Matrix(logits.data(), rows, vocabulary), args.rows, args.out});
+    return;
+  }
+  const int64_t bytes = SampleCudaScratchBytes(rows, vocabulary);
+  void* const scratch = Scratch(bytes);
+  if (bytes > sampling_bytes_) {
+    FATHOM_CUDA_CHECK(cudaFreeHost(sampling_));
+    FATHOM_CUDA_CHECK(cudaMallocHost(&sampling_, static_cast<size_t>(bytes)));
+    sampling_bytes_ = bytes;
+  }
+  if (planning_ || args.rows.empty()) return;
+  SampleBatchCuda(args, rows, scratch, sampling_, stream());
 }
 
 }  // namespace fathom::ops

@@ -83,6 +83,8 @@ class CudaBackend final : public Backend {
   void Router(const RouterArgs&) override;
   void Experts(const ExpertsArgs&) override;
   void Head(const HeadArgs&) override;
+  // logits.rows is the most that is ever sampled at once.
+  void Sample(const SampleBatchArgs&) override;
 
  private:
   CudaBackend();
@@ -115,6 +117,9 @@ class CudaBackend final : public Backend {
   void* staging_ = nullptr;
   int64_t staging_bytes_ = 0;
   CUevent_st* staged_ = nullptr;
+  // Sampling's lists and results on the host.
+  void* sampling_ = nullptr;
+  int64_t sampling_bytes_ = 0;
 };
 
 }  // namespace fathom::ops

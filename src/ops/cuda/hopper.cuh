@@ -155,10 +155,10 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t phase) {
 
 // One arrival, and so many bytes that asynchronous copies or remote stores still bring.
 __device__ inline void BarrierArriveExpecting(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   SharedAddress(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 // What other blocks of the cluster have stored is visible after it, too.
 __device__ inline void BarrierWaitCluster(uint64_t* barrier, uint32_t phase) {

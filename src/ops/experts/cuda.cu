@@ -152,8 +152,8 @@ __device__ void GroupedSkinny(const GroupedProduct& p, const GroupedShare& share
     SkinnyByWarp<F, kInterleaved, 1>((count - warp + kWarps - 1) / kWarps, depth,
                                      GroupedCursor(p, first, begin + warp, kWarps), [] {}, store);
   } else if (count > 0) {
-    SkinnyByBlock<F, kInterleaved, 1>(count, depth, shared, GroupedCursor(p, first, begin, 1),
-                                      [](int, int) {}, store);
+    SkinnyByBlock<F, kInterleaved, 1>(
+        count, depth, shared, GroupedCursor(p, first, begin, 1), [](int, int) {}, store);
   }
 }
 
@@ -190,8 +190,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
       return GroupedSkinny<Format::kFp8Block128, true>(p, share, w.depth, shared, y);
     case Format::kFp4Block32:
       return GroupedSkinny<Format::kFp4Block32, true>(p, share, w.depth, shared, y);
-    case Format::kBF16:
-      return GroupedSkinny<Format::kBF16, false>(p, share, w.depth, shared, y);
+    case Format::kBF16: return GroupedSkinny<Format::kBF16, false>(p, share, w.depth, shared, y);
     case Format::kF32: return;  // GroupedFloatKernel
   }
 }

@@ -1,7 +1,8 @@
 // One launch per seam. Few tokens: a cluster of eight blocks per token, each with an eighth of the
 // channels of all four streams, so that a single decoded token reads the 24 rows of `fn` from eight
-// multiprocessors; their sums meet by stores into each other's shared memory. Many tokens: a block for four of them, which share every value of `fn` it reads.
-// Both add the same partial sums in the same order: a token's results do not depend on its batch.
+// multiprocessors; their sums meet by stores into each other's shared memory. Many tokens: a block
+// for four of them, which share every value of `fn` it reads. Both add the same partial sums in the
+// same order: a token's results do not depend on its batch.
 #include <cooperative_groups.h>
 
 #include "ops/cuda/hopper.cuh"
@@ -225,8 +226,7 @@ __global__ void __launch_bounds__(kThreads + 32)
       const int m = i % kSums;
       float sum = 0.0f;
       for (int w = 0; w < kWarps; ++w) sum += s.partial[w][m];
-      cuda::StoreRemote(&s.incoming[rank][m], sum, &s.sums_here,
-                        static_cast<uint32_t>(i / kSums));
+      cuda::StoreRemote(&s.incoming[rank][m], sum, &s.sums_here, static_cast<uint32_t>(i / kSums));
     }
     cuda::BarrierWaitCluster(&s.sums_here, 0);
     if (thread < kSums) {
@@ -447,7 +447,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // Fewer tokens leave multiprocessors idle.
 constexpr int kManyTokens = 256;
-// With a staged fn a block takes a multiprocessor for itself: more tokens would wait for each other.
+// With a staged fn a block takes a multiprocessor for itself: more tokens would wait for each
+// other.
 constexpr int kStagedTokens = 16;
 constexpr int64_t kMostShared = 220 << 10;  // bytes a block may have, less SeamShared
 

@@ -6,8 +6,8 @@
 // 2e+i of the unit contracts words 2i, 2i+1 of chunk e, of weight and activation alike.
 //
 // Interleaving. A chunk's 8 values lie in 4 words. In the interleaved order word i holds values i
-// and i + 4, which FP4 codes reach soonest (fp4_words.h). Quantised activations are stored in this order;
-// the natural order (word i holds 2i, 2i + 1) is that of plain bf16 activations.
+// and i + 4, which FP4 codes reach soonest (fp4_words.h). Quantised activations are stored in this
+// order; the natural order (word i holds 2i, 2i + 1) is that of plain bf16 activations.
 #pragma once
 
 #include "ops/cuda/common.cuh"

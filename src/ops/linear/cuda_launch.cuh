@@ -39,7 +39,11 @@ struct LinearCursor {
   // index: of the first job. step: to the next one.
   __device__ LinearCursor(const CudaWeightView& w, const __nv_bfloat16* first_x, int64_t x_stride,
                           int num_rows, int group_rank, int index, int step)
-      : data(w.data), scale(w.scale), wide(w.wide), rows(num_rows), rank(group_rank),
+      : data(w.data),
+        scale(w.scale),
+        wide(w.wide),
+        rows(num_rows),
+        rank(group_rank),
         depth(w.depth) {
     const int per_group = (rank + kSkinnyOutputs - 1) / kSkinnyOutputs;
     const int group = index / per_group;
@@ -98,12 +102,12 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
   if constexpr (kByWarp) {
-    SkinnyByWarp<F, kInterleaved, kRowTiles>(share.count, w.depth, cursor,
-                                             [] { WaitForPrevious(); }, store);
+    SkinnyByWarp<F, kInterleaved, kRowTiles>(
+        share.count, w.depth, cursor, [] { WaitForPrevious(); }, store);
   } else {
     __shared__ SkinnyShared<kRowTiles> shared;
-    SkinnyByBlock<F, kInterleaved, kRowTiles>(share.count, w.depth, shared, cursor,
-                                              [](int, int) { WaitForPrevious(); }, store);
+    SkinnyByBlock<F, kInterleaved, kRowTiles>(
+        share.count, w.depth, shared, cursor, [](int, int) { WaitForPrevious(); }, store);
   }
 }
 

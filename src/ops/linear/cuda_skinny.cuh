@@ -71,8 +71,8 @@ inline constexpr int kSkinnyAhead = F == Format::kBF16 ? 2 : 3;
 // which the warp waits for its activations, is called once, when the first weights have been asked
 // for.
 template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class After>
-__device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cursor,
-                            Ready&& ready, After&& after) {
+__device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cursor, Ready&& ready,
+                            After&& after) {
   constexpr int kAhead = kSkinnyAhead<F>;
   constexpr int kScales = F == Format::kFp4Block32 ? 4 : 1;
   const int lane = threadIdx.x % 32;
@@ -194,7 +194,7 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
   const int begin = SegmentBegin(warp, units);
   const int count = SegmentBegin(warp + 1, units) - begin;
   int index = 0;
-  const auto finish = [&](const Cursor& cursor, float (&sum)[kRowTiles][4]) {
+  const auto finish = [&](const Cursor& cursor, float(&sum)[kRowTiles][4]) {
     auto& part = shared.part[index++ % 2];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
@@ -217,7 +217,7 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
   if (count > 0) {
     StreamUnits<F, kInterleaved, kRowTiles>(
         jobs, units, begin, count, first, [&] { ready(begin, count); },
-        [&](const Cursor& cursor, int unit, float (&sum)[kRowTiles][4]) {
+        [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
           if (unit + 1 == count) finish(cursor, sum);
         });
     return;
@@ -241,7 +241,7 @@ __device__ void SkinnyByWarp(int jobs, int depth, const Cursor& first, Ready&& r
   float total[kRowTiles][4] = {};
   StreamUnits<F, kInterleaved, kRowTiles>(
       jobs, units, 0, units, first, ready,
-      [&](const Cursor& cursor, int unit, float (&sum)[kRowTiles][4]) {
+      [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
         if (unit + 1 < segment_end) return;
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
@@ -263,7 +263,8 @@ __device__ void SkinnyByWarp(int jobs, int depth, const Cursor& first, Ready&& r
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int row = 8 * r + MmaRow(i), output = cursor.out0 + MmaOutput(i);
-            if (row < cursor.rows && output < cursor.out_end) store(cursor, row, output, total[r][i]);
+            if (row < cursor.rows && output < cursor.out_end)
+              store(cursor, row, output, total[r][i]);
             total[r][i] = 0;
           }
         }

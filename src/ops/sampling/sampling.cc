@@ -8,6 +8,7 @@
 #include "core/status.h"
 #include "ops/sampling/philox.h"
 #include "ops/sampling/ranking.h"
+#include "ops/sampling/rules.h"
 #include "ops/sampling/scan.h"
 
 namespace fathom::ops {
@@ -43,17 +44,6 @@ void Penalise(const SamplingArgs& args) {
   for (const TokenId token : args.banned) {
     if (InVocabulary(token, args.logits)) args.logits[token] = -kInfinity;
   }
-}
-
-// The lowest id that is not banned, or 0.
-TokenId Fallback(std::span<const TokenId> banned, size_t vocabulary) {
-  std::vector<TokenId> sorted(banned.begin(), banned.end());
-  std::sort(sorted.begin(), sorted.end());
-  TokenId free = 0;
-  for (const TokenId token : sorted) {
-    if (token == free) ++free;
-  }
-  return static_cast<size_t>(free) < vocabulary ? free : 0;
 }
 
 struct Candidate {
@@ -135,20 +125,6 @@ TokenId DrawFrom(std::vector<Candidate>& candidates, uint64_t wanted, uint64_t b
   return 0;
 }
 
-// What the weights of a row depend on, apart from the logit.
-struct WeightRule {
-  float max;
-  float inverse;  // 1 / temperature, finite
-  int32_t floor;  // of min_p
-};
-
-WeightRule MakeRule(const SamplingParams& params, float max) {
-  const float inverse = std::min(1.0f / params.temperature, std::numeric_limits<float>::max());
-  const float min_p = params.min_p > 0 ? std::min(params.min_p, 1.0f) : 0.0f;
-  const double floor = std::ceil(static_cast<double>(min_p) * kUnitWeight);
-  return {max, inverse, static_cast<int32_t>(floor)};
-}
-
 // One of the tokens at +inf, all alike.
 TokenId DrawInfinite(const SamplingArgs& args, uint64_t bits) {
   const int64_t top_k = args.params->top_k;
@@ -163,6 +139,7 @@ TokenId DrawInfinite(const SamplingArgs& args, uint64_t bits) {
 
 TokenId DrawTopK(const SamplingArgs& args, const Ranking& ranking, const WeightRule& rule,
                  uint64_t bits) {
+  const float max = args.logits[ranking.first().token];
   thread_local std::vector<RankedToken> top;
   thread_local std::vector<float> logits;
   thread_local std::vector<int32_t> weights;
@@ -175,8 +152,8 @@ TokenId DrawTopK(const SamplingArgs& args, const Ranking& ranking, const WeightR
   weights.resize(top.size());
   sums.resize(top.size() / kScanChunk + 1);
   for (size_t i = 0; i < top.size(); ++i) logits[i] = args.logits[top[i].token];
-  CpuScan().weights(logits.data(), static_cast<int64_t>(top.size()), rule.max, rule.inverse,
-                    rule.floor, weights.data(), sums.data());
+  CpuScan().weights(logits.data(), static_cast<int64_t>(top.size()), max, rule.inverse, rule.floor,
+                    weights.data(), sums.data());
   candidates.clear();
   for (size_t i = 0; i < top.size(); ++i) {
     if (weights[i] > 0) candidates.push_back({top[i], weights[i]});
@@ -184,13 +161,15 @@ TokenId DrawTopK(const SamplingArgs& args, const Ranking& ranking, const WeightR
   return DrawFrom(candidates, Share(args.params->top_p, TotalWeight(candidates)), bits);
 }
 
-TokenId DrawAll(const SamplingArgs& args, const WeightRule& rule, uint64_t bits) {
+TokenId DrawAll(const SamplingArgs& args, const Ranking& ranking, const WeightRule& rule,
+                uint64_t bits) {
+  const float max = args.logits[ranking.first().token];
   thread_local std::vector<int32_t> weights;
   thread_local std::vector<uint64_t> sums;
   const int64_t n = static_cast<int64_t>(args.logits.size());
   weights.resize(n);
   sums.resize((n + kScanChunk - 1) / kScanChunk);
-  CpuScan().weights(args.logits.data(), n, rule.max, rule.inverse, rule.floor, weights.data(),
+  CpuScan().weights(args.logits.data(), n, max, rule.inverse, rule.floor, weights.data(),
                     sums.data());
   uint64_t total = 0;
   for (const uint64_t sum : sums) total += sum;
@@ -222,22 +201,39 @@ TokenId DrawAll(const SamplingArgs& args, const WeightRule& rule, uint64_t bits)
 
 }  // namespace
 
+TokenId LowestFree(std::span<const TokenId> banned, int64_t vocabulary) {
+  std::vector<TokenId> sorted(banned.begin(), banned.end());
+  std::sort(sorted.begin(), sorted.end());
+  TokenId free = 0;
+  for (const TokenId token : sorted) {
+    if (token == free) ++free;
+  }
+  return free < vocabulary ? free : 0;
+}
+
+WeightRule MakeWeightRule(const SamplingParams& params) {
+  const float inverse = std::min(1.0f / params.temperature, std::numeric_limits<float>::max());
+  const float min_p = params.min_p > 0 ? std::min(params.min_p, 1.0f) : 0.0f;
+  const double floor = std::ceil(static_cast<double>(min_p) * kUnitWeight);
+  return {inverse, static_cast<int32_t>(floor)};
+}
+
 TokenId Sample(const SamplingArgs& args) {
   FATHOM_CHECK(!args.logits.empty() && args.params != nullptr);
   const SamplingParams& params = *args.params;
   Penalise(args);
   const Ranking ranking(args.logits);
   const RankedToken best = ranking.first();
-  if (best.key == kMinusInfinityKey) return Fallback(args.banned, args.logits.size());
+  if (best.key == kMinusInfinityKey) return LowestFree(args.banned, std::ssize(args.logits));
   if (!(params.temperature > 0) || params.top_k == 1) return best.token;
 
   const uint64_t bits = PhiloxBits(params.seed, args.step);
   if (best.key == kPlusInfinityKey) return DrawInfinite(args, bits);
-  const WeightRule rule = MakeRule(params, args.logits[best.token]);
+  const WeightRule rule = MakeWeightRule(params);
   if (params.top_k > 0 && static_cast<size_t>(params.top_k) < args.logits.size()) {
     return DrawTopK(args, ranking, rule, bits);
   }
-  return DrawAll(args, rule, bits);
+  return DrawAll(args, ranking, rule, bits);
 }
 
 }  // namespace fathom::ops

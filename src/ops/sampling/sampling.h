@@ -24,7 +24,7 @@
 // temperature <= 0 or NaN is 0. Ids outside [0, V) in bias, counts and bans are ignored.
 // When no logit is above -inf: the lowest id that is not banned, or 0 when all are.
 //
-// Thread safety: both functions may run on several threads at once (scratch is thread-local).
+// Thread safety: these functions may run on several threads at once (scratch is thread-local).
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,8 @@
 #include <vector>
 
 #include "core/ids.h"
+#include "core/matrix.h"
+#include "core/thread_pool.h"
 
 namespace fathom::ops {
 
@@ -71,6 +73,30 @@ struct TokenLogprob {
 
 // Samples; logits are left penalised. V >= 1.
 TokenId Sample(const SamplingArgs& args);
+
+// A row of a batch.
+struct SamplingRow {
+  int32_t row = 0;  // of the logits
+  const SamplingParams* params = nullptr;
+  std::span<const TokenCount> counts;
+  std::span<const TokenId> banned;
+  uint64_t step = 0;
+};
+
+struct SampledToken {
+  TokenId token = 0;
+  float logit = 0;  // after bias, penalties and bans
+};
+
+// Rows of one step at once, each as by Sample.
+struct SampleBatchArgs {
+  MatrixView logits;                  // [R, V] f32; what is sampled holds anything afterwards
+  std::span<const SamplingRow> rows;  // each row of the logits at most once
+  SampledToken* out = nullptr;        // [rows.size()], in host memory
+};
+
+void SampleBatchReference(const SampleBatchArgs& args);
+void SampleBatchCpu(const SampleBatchArgs& args, ThreadPool& pool);
 
 // Natural-log probabilities under softmax(logits) before temperature: the sampled token first,
 // then the `top` most likely ones in descending order (ties to the lower id; fewer when V is).
