@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
 }
 
 // Elements between the rows of activations in shared memory.
-constexpr int64_t FreshStride(int64_t depth) {
+__host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
   return depth + 8;
 }
 

@@ -9,6 +9,7 @@
 #include "ops/cuda/hopper.cuh"
 #include "ops/sampling/cuda.h"
 #include "ops/sampling/philox.h"
+#include "ops/sampling/rules.h"
 
 namespace fathom::ops {
 namespace {
