@@ -3,7 +3,8 @@
 //
 // A block of four warpgroups takes a range of the token's entries, 64 at a time. Two warpgroups
 // fetch rows and expand them to bf16 in shared memory, once for all heads, as keys and as values
-// alike; the other two each compute all scores, one softmax, and half of the channels of the sum.
+// alike; the other two each compute the scores and weights of half of the rows, hand them to each
+// other, and add up half of the channels over all rows.
 // Ranges of one token form a cluster, whose blocks add up their results from each other's shared
 // memory, in order. How many ranges there are depends on the number of entries alone, so that a
 // token's result has the same bits in every step.
@@ -31,11 +32,12 @@ constexpr int kSumPitch = kHeadDim + 8;  // floats
 __host__ __device__ constexpr int TilesOf(int entries) {
   return (entries + kTileRows - 1) / kTileRows;
 }
-// Few entries in ranges of two tiles, for the sake of a single token; many in longer ones.
+// A range costs a block as much time as four tiles, whatever it holds: fewer would waste a large
+// batch's, more a single token's.
 __host__ __device__ constexpr int AttentionRanges(int tiles) {
-  if (tiles <= 10) return (tiles + 1) / 2;
-  const int ranges = (tiles + 2) / 3;
-  return ranges < 5 ? 5 : ranges < kMaxRanges ? ranges : kMaxRanges;
+  if (tiles <= 12) return (tiles + 3) / 4;
+  const int ranges = (tiles + 4) / 5;
+  return ranges < 3 ? 3 : ranges < kMaxRanges ? ranges : kMaxRanges;
 }
 
 // At the beginning of dynamic shared memory, 1,024-byte aligned.
@@ -47,8 +49,10 @@ struct AttendRowsShared {
     };
     float sums[kBlockHeads * kSumPitch];  // of a range, once its tiles are done
   };
-  uint4 codes[7][256];  // of FP8 rows on their way: pieces of 16 bytes of the producers' threads
+  char weights[kPanelBytes];  // of the tile at hand [heads][rows], bf16, swizzled
+  uint4 codes[6][256];  // of FP8 rows on their way: pieces of 16 bytes of the producers' threads
   float max[kBlockHeads], sum[kBlockHeads];
+  float half_max[2][kBlockHeads], half_sum[2][kBlockHeads];  // of a consumer's rows
   uint64_t full[kStages], empty[kStages];
 };
 constexpr int kAttendRowsBytes = static_cast<int>(sizeof(AttendRowsShared)) + 1024;
@@ -177,16 +181,17 @@ __device__ inline void ProduceFp8(const AttentionParams& p, const Entries& entri
                                   int last_tile, AttendRowsShared& s) {
   Producer producer(p, entries, first_tile);
   const int thread = static_cast<int>(threadIdx.x) - 256;
-  uint4 rope[2];
+  uint4 rope[2], last;  // the last piece of codes
   const auto ask = [&] {
     const auto* data = producer.now.data;
 #pragma unroll
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < 6; ++i) {
       CopyAsync16(SharedAddress(&s.codes[i][thread]),
                   data == nullptr ? p.step_rows.base : data + 64 * i + 16 * producer.part,
                   data != nullptr);
     }
     CopyAsyncCommit();
+    last = producer.Load(64 * 6 + 16 * producer.part);
     rope[0] = producer.Load(kNopeDim + 32 * producer.part);
     rope[1] = producer.Load(kNopeDim + 32 * producer.part + 16);
   };
@@ -204,7 +209,8 @@ __device__ inline void ProduceFp8(const AttentionParams& p, const Entries& entri
     CopyAsyncWaitFor<0>();
     uint4 codes[7];
 #pragma unroll
-    for (int i = 0; i < 7; ++i) codes[i] = s.codes[i][thread];
+    for (int i = 0; i < 6; ++i) codes[i] = s.codes[i][thread];
+    codes[6] = last;
     if (tile + 1 < last_tile) ask();
 #pragma unroll
     for (int i = 0; i < 7; ++i) {
@@ -249,9 +255,10 @@ __device__ inline void ProduceBf16(const AttentionParams& p, const Entries& entr
 
 // One warpgroup's state: heads g and g + 8 of its warp's 16, channels of four panels.
 struct Attended {
-  float acc[4][32];
-  float max[2];  // of scores, times log2(e)
-  float sum[2];
+  float acc[128];  // of panel i, columns 8j + 2 quad and the next: at 32 i + 4 j, of head g + 8 two
+                   // on
+  float max[2];    // of scores, times log2(e)
+  float sum[2];    // of all rows
 };
 
 // The consumers: scores, softmax and their panels' sum over tiles [first_tile, last_tile).
@@ -262,86 +269,99 @@ __device__ inline void Consume(const Entries& entries, int first_tile, int last_
   const int lane = threadIdx.x % 32, quad = lane % 4;
   // The compiler learns that all lanes agree: descriptors stay in uniform registers.
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-  const uint32_t q = SharedAddress(s.q);
+  const int head = threadIdx.x / 32 % 4 * 16 + lane / 4;  // and head + 8
+  const uint32_t q = SharedAddress(s.q), weights_at = SharedAddress(s.weights);
   const int total = entries.window + entries.compressed;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 32; ++j) a.acc[i][j] = 0;
-  }
+  for (int i = 0; i < 128; ++i) a.acc[i] = 0;
   a.max[0] = a.max[1] = -INFINITY;
-  a.sum[0] = a.sum[1] = 0;
+  float sum[2] = {0, 0};  // of this warpgroup's rows
 #pragma unroll 1
   for (int tile = first_tile; tile < last_tile; ++tile) {
     const int stage = (tile - first_tile) % kStages, round = (tile - first_tile) / kStages;
     const uint32_t keys = SharedAddress(s.keys[stage]);
     BarrierWait(&s.full[stage], round & 1);
-    float score[32];
+    float score[16];  // rows 32 group + 8j + 2 quad and the next: at 4j, of head + 8 two on
+    const uint32_t mine = keys + group * 32 * 128;
     WgmmaFence();
-    WgmmaBf16<false>(score, PanelDescriptor(q), PanelDescriptor(keys));
+    WgmmaBf16<false>(score, PanelDescriptor(q), PanelDescriptor(mine));
 #pragma unroll
     for (int k = 1; k < kHeadDim / 16; ++k) {
       const uint32_t at = k / 4 * kPanelBytes + k % 4 * 32;
-      WgmmaBf16<true>(score, PanelDescriptor(q + at), PanelDescriptor(keys + at));
+      WgmmaBf16<true>(score, PanelDescriptor(q + at), PanelDescriptor(mine + at));
     }
     WgmmaCommit();
     WgmmaWait<0>();
 
-    const int count = total - tile * kTileRows;
-    if (count < kTileRows) {
+    const int count = total - tile * kTileRows - group * 32;
+    if (count < 32) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
+      for (int i = 0; i < 16; ++i) {
         if (i / 4 * 8 + 2 * quad + i % 2 >= count) score[i] = -INFINITY;
       }
     }
-    float keep[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float most = score[2 * r];
+      float most = fmaxf(score[2 * r], score[2 * r + 1]);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 1; j < 4; ++j) {
         most = fmaxf(most, fmaxf(score[4 * j + 2 * r], score[4 * j + 2 * r + 1]));
       }
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      most = fmaxf(a.max[r], most * kScale);
+      if (quad == 0) s.half_max[group][head + 8 * r] = most;
+    }
+    ConsumerBarrier();
+    float keep[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float both = fmaxf(s.half_max[0][head + 8 * r], s.half_max[1][head + 8 * r]);
+      const float most = fmaxf(a.max[r], both * kScale);
       keep[r] = Exp2(a.max[r] - most);
       a.max[r] = most;
-      float sum = 0;
+      float part = 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < 4; ++j) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = score[4 * j + 2 * r + c];
           x = Exp2(__fmaf_rn(x, kScale, -most));
-          sum += x;
+          part += x;
         }
       }
-      a.sum[r] = __fmaf_rn(a.sum[r], keep[r], sum);
+      sum[r] = __fmaf_rn(sum[r], keep[r], part);
     }
-    uint32_t weights[4][4];
+    uint32_t weights[2][4];  // of the warpgroup's rows, as an operand
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < 2; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         weights[k][i] = Bf16Word(score[8 * k + 2 * i], score[8 * k + 2 * i + 1]);
+        // Word i is of head + 8 (i % 2) and of rows 16k + 8 (i / 2) + 2 quad and the next.
+        const uint32_t byte = 2 * (32 * group + 16 * k + 8 * (i / 2) + 2 * quad);
+        *reinterpret_cast<uint32_t*>(s.weights + SwizzledOffset(head + 8 * (i % 2), byte)) =
+            weights[k][i];
       }
     }
+    FenceForWgmma();
+    ConsumerBarrier();
     if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 32; ++j) a.acc[i][j] *= keep[j / 2 % 2];
-      }
+      for (int i = 0; i < 128; ++i) a.acc[i] *= keep[i / 2 % 2];
     }
+    const uint32_t values = keys + 4 * group * kPanelBytes;
     WgmmaFence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        WgmmaBf16<true, true>(a.acc[i], weights[k],
-                              PanelDescriptor(keys + (4 * group + i) * kPanelBytes + k * 16 * 128));
-      }
+    // Rows in ascending order in both warpgroups.
+    if (group == 0) {
+      WgmmaBf16N256(a.acc, weights[0], PanelsDescriptor(values));
+      WgmmaBf16N256(a.acc, weights[1], PanelsDescriptor(values + 16 * 128));
+      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at + 64), PanelsDescriptor(values + 32 * 128));
+      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at + 96), PanelsDescriptor(values + 48 * 128));
+    } else {
+      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at), PanelsDescriptor(values));
+      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at + 32), PanelsDescriptor(values + 16 * 128));
+      WgmmaBf16N256(a.acc, weights[0], PanelsDescriptor(values + 32 * 128));
+      WgmmaBf16N256(a.acc, weights[1], PanelsDescriptor(values + 48 * 128));
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -349,8 +369,14 @@ __device__ inline void Consume(const Entries& entries, int first_tile, int last_
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    a.sum[r] += __shfl_xor_sync(0xffffffffu, a.sum[r], 1);
-    a.sum[r] += __shfl_xor_sync(0xffffffffu, a.sum[r], 2);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    if (quad == 0) s.half_sum[group][head + 8 * r] = sum[r];
+  }
+  ConsumerBarrier();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    a.sum[r] = s.half_sum[0][head + 8 * r] + s.half_sum[1][head + 8 * r];
   }
 }
 
@@ -373,7 +399,8 @@ __device__ inline void StoreAttended(const AttentionParams& p, int32_t token, in
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         StoreOutput(p, token, head, (4 * group + i) * 64 + 8 * j + lane % 4 * 2,
-                    a.acc[i][4 * j + 2 * r] * inverse, a.acc[i][4 * j + 2 * r + 1] * inverse);
+                    a.acc[32 * i + 4 * j + 2 * r] * inverse,
+                    a.acc[32 * i + 4 * j + 2 * r + 1] * inverse);
       }
     }
   }
@@ -399,7 +426,7 @@ __device__ inline void MergeRanges(const AttentionParams& p, int32_t token, int 
       for (int j = 0; j < 8; ++j) {
         *reinterpret_cast<float2*>(
             &s.sums[head * kSumPitch + (4 * group + i) * 64 + 8 * j + lane % 4 * 2]) = {
-            a.acc[i][4 * j + 2 * r], a.acc[i][4 * j + 2 * r + 1]};
+            a.acc[32 * i + 4 * j + 2 * r], a.acc[32 * i + 4 * j + 2 * r + 1]};
       }
     }
   }
