@@ -201,6 +201,9 @@ struct Forward::Impl : Buffers {
   void Branch(int lane) {
     if (branches) backend.Branch(lane);
   }
+  void Await(int lane) {
+    if (branches) backend.Await(lane);
+  }
 
   // z -> o (model.md 4 and 5). Few tokens leave most of a GPU idle: the query and the window row,
   // the compressed row, and the indexer's choice are then computed beside each other.
@@ -215,20 +218,23 @@ struct Forward::Impl : Buffers {
     backend.RmsNorm(
         {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
     Show(name + ".attn.q_latent", Rows(qa));
-    if (csa) {
-      Branch(2);
-      Compress(w.index_compressor, 4, kIndexDim, index_c, index_g, cache.index_state,
-               cache.index_state_stride, cache.index_keys);
-      Linear(Rows(z), w.index_weights_proj, Rows(index_w));
-      if (branches) backend.Await(0);  // the query latent
-      Linear(Rows(qa), w.index_wq_b, Rows(index_q));
-      Select(name, cache);
-    }
     Branch(1);
     Linear(Rows(z), w.wkv, Rows(kv));
     Branch(0);
+    Await(1);  // the window row
+    if (csa) {
+      Branch(1);
+      Compress(w.index_compressor, 4, kIndexDim, index_c, index_g, cache.index_state,
+               cache.index_state_stride, cache.index_keys);
+      Branch(2);
+      Linear(Rows(z), w.index_weights_proj, Rows(index_w));
+      Await(0);  // the query latent
+      Linear(Rows(qa), w.index_wq_b, Rows(index_q));
+      Await(1);  // the indexer's row
+      Select(name, cache);
+    }
+    Branch(0);
     Linear(Rows(qa), w.wq_b, Rows(q));
-    if (branches) backend.Await(1);
     step_rows.format = cache.ring.format;
     backend.NormRopeInsert({.q = Rows(q),
                             .kv = Rows(kv),
