@@ -73,7 +73,19 @@ class CudaExecutor final : public Executor {
     backend_.Fill(slot.data(), 0, std::ssize(slot));
   }
   void CopyRuns(std::byte* to, const std::byte* from, std::span<const CopyRun> runs) override {
-    for (const CopyRun& run : runs) backend_.Copy(to + run.to, from + run.from, run.bytes);
+    if (runs.empty()) return;
+    targets_.clear(), sources_.clear(), sizes_.clear();
+    for (const CopyRun& run : runs) {
+      targets_.push_back(to + run.to);
+      sources_.push_back(from + run.from);
+      sizes_.push_back(static_cast<size_t>(run.bytes));
+    }
+    cudaMemcpyAttributes attributes = {};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    size_t first = 0;  // the attributes are those of all copies
+    FATHOM_CUDA_CHECK(cudaMemcpyBatchAsync(targets_.data(), sources_.data(), sizes_.data(),
+                                           runs.size(), &attributes, &first, 1,
+                                           backend_.stream()));
   }
   void ToHost(std::byte* host, const std::byte* from, int64_t bytes) override {
     backend_.ToHost(host, from, bytes);
@@ -145,6 +157,10 @@ class CudaExecutor final : public Executor {
   StepArrays arrays_;
   float* device_logits_;                    // [max_logit_rows, V]
   std::vector<std::vector<Graph>> graphs_;  // [sequences - 1], by ascending width
+  // Of CopyRuns, kept for their memory.
+  std::vector<void*> targets_;
+  std::vector<const void*> sources_;
+  std::vector<size_t> sizes_;
 };
 
 }  // namespace
