@@ -1,6 +1,6 @@
-// LinearCuda, ExpertsCuda and OutputProjectionCuda on V4-Flash's layers, as CSV:
+// LinearCuda, ExpertsCuda and OutputProjectionCuda on V4-Flash's or V4-Pro's layers, as CSV:
 //
-//   linear_cuda_bench [rows ...]        (default 1 2 4 8 16 64 128 512 2048)
+//   linear_cuda_bench [--pro] [rows ...]        (default 1 2 4 8 16 32 64 128 512 2048)
 //
 // us is the median of repeats between which a copy larger than L2 passes. bound is the time the
 // bytes take at 4.30 TB/s or the operations at 784 (bf16 weights) or 1399 (FP8 and FP4 weights)
@@ -251,11 +251,31 @@ int main(int argc, char** argv) {
   using namespace fathom::ops;
   using fathom::ops::WeightFormat;
   std::vector<int64_t> rows;
-  for (int i = 1; i < argc; ++i) rows.push_back(std::atoll(argv[i]));
-  if (rows.empty()) rows = {1, 2, 4, 8, 16, 64, 128, 512, 2048};
+  bool pro = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--pro") pro = true;
+    else rows.push_back(std::atoll(argv[i]));
+  }
+  if (rows.empty()) rows = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048};
+  std::vector<int64_t> few;
+  for (const int64_t r : rows) {
+    if (r <= 128) few.push_back(r);
+  }
   std::printf("op,shape,us,gbs,tflops,share\n");
   constexpr auto kFp8 = WeightFormat::kFp8Block128;
   constexpr auto kBf16 = WeightFormat::kBF16;
+  if (pro) {
+    BenchLinear("wq_a", kFp8, 1536, 7168, true, rows);
+    BenchLinear("wq_b", kFp8, 65536, 1536, true, rows);
+    BenchLinear("wkv", kFp8, 512, 7168, true, rows);
+    BenchLinear("wo_b", kFp8, 7168, 16384, true, rows);
+    BenchLinear("gate", kBf16, 384, 7168, false, rows);
+    BenchLinear("compressor", kBf16, 1024, 7168, false, rows);
+    BenchLinear("head", kBf16, 129280, 7168, false, few);
+    BenchOutputProjection(128, 16, 1024, rows);
+    BenchExperts(384, 6, 7168, 3072, rows);
+    return 0;
+  }
   BenchLinear("wq_a", kFp8, 1024, 4096, true, rows);
   BenchLinear("wq_b", kFp8, 32768, 1024, true, rows);
   BenchLinear("wkv", kFp8, 512, 4096, true, rows);
@@ -263,10 +283,6 @@ int main(int argc, char** argv) {
   BenchLinear("gate", kBf16, 256, 4096, false, rows);
   BenchLinear("compressor", kBf16, 1024, 4096, false, rows);
   BenchLinear("expert", WeightFormat::kFp4Block32, 2048, 4096, true, rows);
-  std::vector<int64_t> few;
-  for (const int64_t r : rows) {
-    if (r <= 128) few.push_back(r);
-  }
   BenchLinear("head", kBf16, 129280, 4096, false, few);
   BenchOutputProjection(64, 8, 1024, rows);
   BenchExperts(256, 6, 4096, 2048, rows);
