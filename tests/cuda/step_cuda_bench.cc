@@ -5,8 +5,8 @@
 //
 // A prefix is prefilled once. Longer contexts and further sequences hold copies of its blocks, each
 // in memory of its own, so that every step reads what it would read. Times are from the call of a
-// step to its logits in host memory, median of the steps. Prints CSV and, as comments, each op's
-// share of a step when every op is waited for.
+// step to its greedy tokens in host memory, median of the steps. Prints CSV and, as comments, each
+// op's share of a step when every op is waited for.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -39,6 +39,12 @@ template <class T>
 T Must(Expected<T> value) {
   if (value) return std::move(*value);
   std::fprintf(stderr, "%s\n", value.error().message.c_str());
+  std::exit(1);
+}
+
+void Check(const Status& status) {
+  if (status) return;
+  std::fprintf(stderr, "%s\n", status.error().message.c_str());
   std::exit(1);
 }
 
@@ -166,7 +172,7 @@ class Bench {
       const int64_t count = std::min<int64_t>(options_.chunk, options_.prefill - at);
       PlanPrefill(at, count, &plan);
       const auto begin = Clock::now();
-      Must(executor.Execute(plan));
+      Check(executor.Execute(plan));
       backend_.Wait();
       const double seconds = Since(begin);
       total += seconds;
@@ -193,10 +199,15 @@ class Bench {
   double Decode(Executor& executor, const Case& c) {
     std::vector<double> seconds;
     StepPlan plan;
+    const ops::SamplingParams greedy = {.temperature = 0};
+    std::vector<ops::SamplingRow> rows;
+    for (int32_t s = 0; s < c.streams; ++s) rows.push_back({.row = s, .params = &greedy});
+    std::vector<ops::SampledToken> tokens(rows.size());
     for (int i = 0; i < kSteps; ++i) {
       PlanDecode(c, c.context + i, &plan);
       const auto begin = Clock::now();
-      Must(executor.Execute(plan));
+      Check(executor.Execute(plan));
+      executor.Sample(rows, tokens);
       if (i >= 4) seconds.push_back(Since(begin));
     }
     const auto middle = seconds.begin() + std::ssize(seconds) / 2;

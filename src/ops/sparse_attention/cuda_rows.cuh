@@ -255,10 +255,10 @@ __device__ inline void ProduceBf16(const AttentionParams& p, const Entries& entr
 
 // One warpgroup's state: heads g and g + 8 of its warp's 16, channels of four panels.
 struct Attended {
-  float acc[128];  // of panel i, columns 8j + 2 quad and the next: at 32 i + 4 j, of head g + 8 two
-                   // on
-  float max[2];    // of scores, times log2(e)
-  float sum[2];    // of all rows
+  float acc[2][64];  // of panel i, columns 8j + 2 quad and the next: at 32 i + 4 j, of head g + 8
+                     // two on
+  float max[2];  // of scores, times log2(e)
+  float sum[2];  // of all rows
 };
 
 // The consumers: scores, softmax and their panels' sum over tiles [first_tile, last_tile).
@@ -273,7 +273,7 @@ __device__ inline void Consume(const Entries& entries, int first_tile, int last_
   const uint32_t q = SharedAddress(s.q), weights_at = SharedAddress(s.weights);
   const int total = entries.window + entries.compressed;
 #pragma unroll
-  for (int i = 0; i < 128; ++i) a.acc[i] = 0;
+  for (int i = 0; i < 128; ++i) a.acc[i / 64][i % 64] = 0;
   a.max[0] = a.max[1] = -INFINITY;
   float sum[2] = {0, 0};  // of this warpgroup's rows
 #pragma unroll 1
@@ -347,21 +347,29 @@ __device__ inline void Consume(const Entries& entries, int first_tile, int last_
     ConsumerBarrier();
     if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < 128; ++i) a.acc[i] *= keep[i / 2 % 2];
+      for (int i = 0; i < 128; ++i) a.acc[i / 64][i % 64] *= keep[i / 2 % 2];
     }
     const uint32_t values = keys + 4 * group * kPanelBytes;
     WgmmaFence();
-    // Rows in ascending order in both warpgroups.
+    // Rows in ascending order in both warpgroups; operand k of the other one's lies in memory.
+    const auto add = [&](int k, const auto& operand) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        WgmmaBf16Panels(a.acc[i], operand,
+                        PanelsDescriptor(values + 2 * i * kPanelBytes + k * 16 * 128));
+      }
+    };
+    const auto stored = [&](int k) { return PanelDescriptor(weights_at + 32 * k); };
     if (group == 0) {
-      WgmmaBf16N256(a.acc, weights[0], PanelsDescriptor(values));
-      WgmmaBf16N256(a.acc, weights[1], PanelsDescriptor(values + 16 * 128));
-      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at + 64), PanelsDescriptor(values + 32 * 128));
-      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at + 96), PanelsDescriptor(values + 48 * 128));
+      add(0, weights[0]);
+      add(1, weights[1]);
+      add(2, stored(2));
+      add(3, stored(3));
     } else {
-      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at), PanelsDescriptor(values));
-      WgmmaBf16N256(a.acc, PanelDescriptor(weights_at + 32), PanelsDescriptor(values + 16 * 128));
-      WgmmaBf16N256(a.acc, weights[0], PanelsDescriptor(values + 32 * 128));
-      WgmmaBf16N256(a.acc, weights[1], PanelsDescriptor(values + 48 * 128));
+      add(0, stored(0));
+      add(1, stored(1));
+      add(2, weights[0]);
+      add(3, weights[1]);
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -399,8 +407,8 @@ __device__ inline void StoreAttended(const AttentionParams& p, int32_t token, in
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         StoreOutput(p, token, head, (4 * group + i) * 64 + 8 * j + lane % 4 * 2,
-                    a.acc[32 * i + 4 * j + 2 * r] * inverse,
-                    a.acc[32 * i + 4 * j + 2 * r + 1] * inverse);
+                    a.acc[i / 2][32 * (i % 2) + 4 * j + 2 * r] * inverse,
+                    a.acc[i / 2][32 * (i % 2) + 4 * j + 2 * r + 1] * inverse);
       }
     }
   }
@@ -426,7 +434,8 @@ __device__ inline void MergeRanges(const AttentionParams& p, int32_t token, int 
       for (int j = 0; j < 8; ++j) {
         *reinterpret_cast<float2*>(
             &s.sums[head * kSumPitch + (4 * group + i) * 64 + 8 * j + lane % 4 * 2]) = {
-            a.acc[32 * i + 4 * j + 2 * r], a.acc[32 * i + 4 * j + 2 * r + 1]};
+            a.acc[i / 2][32 * (i % 2) + 4 * j + 2 * r],
+            a.acc[i / 2][32 * (i % 2) + 4 * j + 2 * r + 1]};
       }
     }
   }
