@@ -2,11 +2,13 @@
 // several contexts and batches with and without captured graphs and streams.
 //
 //   step_cuda_bench CONFIG.json [--layers N] [--experts N] [--chunk T] [--prefill T] [--quick]
+//   ncu --profile-from-start off ... step_cuda_bench CONFIG.json ... --profile CONTEXT STREAMS
 //
 // A prefix is prefilled once. Longer contexts and further sequences hold copies of its blocks, each
 // in memory of its own, so that every step reads what it would read. Times are from the call of a
 // step to its greedy tokens in host memory, median of the steps. Prints CSV and, as comments, each
-// op's share of a step when every op is waited for.
+// op's share of a step when every op is waited for. --profile runs one decoding step, kernel by
+// kernel, for a profiler (of 0 streams: one prefill step that ends at CONTEXT).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,6 +19,8 @@
 #include <random>
 #include <string>
 #include <vector>
+
+#include <cuda_profiler_api.h>
 
 #include "cache/block_pool.h"
 #include "cache/geometry.h"
@@ -52,17 +56,18 @@ double Gib(int64_t bytes) {
   return static_cast<double>(bytes) / (int64_t{1} << 30);
 }
 
+struct Case {
+  int64_t context;
+  int streams;
+};
+
 struct Options {
   std::string config;
   int layers = 0, experts = 0;
   int chunk = 4096;
   int64_t prefill = 32'768;
   bool quick = false;
-};
-
-struct Case {
-  int64_t context;
-  int streams;
+  std::optional<Case> profile;
 };
 
 class Bench {
@@ -78,9 +83,10 @@ class Bench {
     if (!options.quick) {
       cases_.insert(cases_.end(), {{32'768, 1}, {131'072, 1}, {131'072, 8}, {1'048'000, 8}});
     }
+    if (options.profile) cases_ = {*options.profile};
     int64_t blocks = prefix_;
     for (const Case& c : cases_) {
-      blocks = std::max(blocks, c.streams * geometry_.blocks_for(c.context + kSteps));
+      blocks = std::max(blocks, std::max(c.streams, 1) * geometry_.blocks_for(c.context + kSteps));
     }
     block_memory_ = Must(ReserveCuda(blocks * geometry_.block_bytes, "blocks"));
     slot_memory_ = Must(ReserveCuda(kStreams * geometry_.slot_bytes, "slots"));
@@ -90,7 +96,26 @@ class Bench {
                 geometry_.slot_bytes);
   }
 
+  void ProfileStep(const Case& c) {
+    auto executor = Make({.max_graph_sequences = 0, .branch_tokens = 0}, "kernel by kernel");
+    Prefill(*executor);
+    CopyPrefix();
+    StepPlan plan;
+    for (const bool counted : {false, true}) {
+      if (c.streams > 0) {
+        PlanDecode(c, c.context, &plan);
+      } else {
+        PlanPrefill(c.context - options_.chunk, options_.chunk, &plan);
+      }
+      if (counted) cudaProfilerStart();
+      Check(executor->Execute(plan));
+      backend_.Wait();
+      if (counted) cudaProfilerStop();
+    }
+  }
+
   void Run() {
+    if (options_.profile) return ProfileStep(*options_.profile);
     auto plain = Make({.max_graph_sequences = 0, .branch_tokens = 0}, "kernel by kernel");
     Prefill(*plain);
     CopyPrefix();
@@ -281,6 +306,7 @@ int Main(int argc, char** argv) {
     else if (name == "--chunk") options.chunk = number();
     else if (name == "--prefill") options.prefill = number();
     else if (name == "--quick") options.quick = true;
+    else if (name == "--profile") options.profile = {.context = number(), .streams = number()};
     else options.config = name;
   }
   std::ifstream file(options.config);

@@ -90,10 +90,12 @@ struct SkinnyShare {
   }
 };
 
+// The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
+// first members are copies of the parameter's, for the parameter itself, and reads others past it.
 template <Format F, bool kInterleaved, int kRowTiles, bool kByWarp, class T>
 __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
-    SkinnyKernel(const __grid_constant__ CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride,
-                 int rows, int rank, int jobs, Output<T> out) {
+    SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
+                 int jobs, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;
   LetNextStart();
   const SkinnyShare share(kByWarp, jobs);
@@ -120,8 +122,7 @@ __host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
 // Dynamic shared memory: [rows][FreshStride(depth)] bf16.
 template <Format F, bool kByWarp, class X, class T>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
-    SkinnyFreshKernel(const __grid_constant__ CudaWeightView w, Preparation<X> x, int jobs,
-                      Output<T> out) {
+    SkinnyFreshKernel(CudaWeightView w, Preparation<X> x, int jobs, Output<T> out) {
   using Cursor = LinearCursor<1>;
   extern __shared__ __align__(16) unsigned char fresh_memory[];
   auto* const fresh = reinterpret_cast<__nv_bfloat16*>(fresh_memory);
