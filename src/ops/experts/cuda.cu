@@ -145,8 +145,9 @@ __device__ void GroupedSkinny(const GroupedProduct& p, const GroupedShare& share
   const auto store = [&](const GroupedCursor& at, int r, int o, float v) {
     OutputOf(p, at.block, r, y)[o] = FromFloat<T>(RoundIf(v, p.round));
   };
-  // Twice as many as there are warps keep them all about equally busy.
-  if (jobs >= 2 * kWarps * blocks) {
+  // By warp where that keeps the warps about equally busy.
+  const int warps = kWarps * blocks;
+  if (jobs >= 2 * warps || (jobs <= warps && 8 * jobs >= 7 * warps)) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp >= count) return;
     SkinnyByWarp<F, kInterleaved, 1>((count - warp + kWarps - 1) / kWarps, depth,
@@ -169,9 +170,9 @@ template <class T>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
     GroupedSkinnyKernel(const __grid_constant__ GroupedProduct p, T* y) {
   __shared__ SkinnyShared<1> shared;
+  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   LetNextStart();
   WaitForPrevious();  // the list is new
-  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int tiles = *p.groups.num_tiles;
   const int routed_tiles = tiles - (p.tokens + kSkinnyRows - 1) / kSkinnyRows;
   const CudaWeightView* const routed = p.table + (p.up ? 0 : 1);
@@ -187,11 +188,13 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   const CudaWeightView& w = is_routed ? *routed : *common;
   switch (w.format) {
     case Format::kFp8Block128:
-      return GroupedSkinny<Format::kFp8Block128, true>(p, share, w.depth, shared, y);
+      GroupedSkinny<Format::kFp8Block128, true>(p, share, w.depth, shared, y);
+      break;
     case Format::kFp4Block32:
-      return GroupedSkinny<Format::kFp4Block32, true>(p, share, w.depth, shared, y);
-    case Format::kBF16: return GroupedSkinny<Format::kBF16, false>(p, share, w.depth, shared, y);
-    case Format::kF32: return;  // GroupedFloatKernel
+      GroupedSkinny<Format::kFp4Block32, true>(p, share, w.depth, shared, y);
+      break;
+    case Format::kBF16: GroupedSkinny<Format::kBF16, false>(p, share, w.depth, shared, y); break;
+    case Format::kF32: break;  // GroupedFloatKernel
   }
 }
 
@@ -229,7 +232,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   if (!FindBlock(p, kTileOutputs, block) || block.is_float) return;
   if (block.w.format != Format::kBF16) return;
   const bool vector = p.out % 4 == 0;
-  TileProduct<Format::kBF16, false, kRows>(
+  TileProduct<kRows>(
       block.w, block.out0, p.out, reinterpret_cast<const __nv_bfloat16*>(p.x[0]),
       [&](int r) {
         return r < block.tile.rows ? reinterpret_cast<const __nv_bfloat16*>(InputOf(p, block, r))

@@ -20,6 +20,7 @@
 namespace fathom::ops {
 
 inline constexpr int64_t kCudaUnit = 128;  // inputs; the padding of a weight's rows
+inline constexpr int64_t kCudaTile = 16;   // outputs; the padding of a weight's columns
 
 inline int64_t CudaDepth(int64_t in) {
   return (in + kCudaUnit - 1) / kCudaUnit * kCudaUnit;
@@ -27,8 +28,11 @@ inline int64_t CudaDepth(int64_t in) {
 
 // What the kernels read of a weight; all pointers are device addresses.
 struct CudaWeightView {
-  const uint8_t* data = nullptr;  // [out] rows of `depth` elements at stored precision, 0 beyond in
-  const uint8_t* scale = nullptr;  // FP8 [ceil(out/128), depth/128], FP4 [out, depth/32] ue8m0
+  // [ceil(out/16)][depth/128][16][128] elements at stored precision, 0 beyond in and out; F32 [out,
+  // depth].
+  const uint8_t* data = nullptr;
+  // ue8m0. FP8 [ceil(out/128), depth/128]; FP4 [ceil(out/16)][depth/128][16][4].
+  const uint8_t* scale = nullptr;
   int32_t out = 0;
   int32_t in = 0;
   int32_t depth = 0;  // CudaDepth(in)
@@ -36,8 +40,7 @@ struct CudaWeightView {
   bool wide = false;  // a scale is so large that expanding takes a second multiplication
 };
 
-// The device form: the checkpoint's row-major layout, rows padded with zeros to CudaDepth(in), FP4
-// codes in the order of fp4_words.h.
+// The device form: tiles of CudaWeightView, FP4 codes in the order of fp4_words.h.
 struct CudaWeight : PackedWeight {
   CudaWeightView view;
   // Set on experts[0].w1 by PackExpertsCuda: device array [E + 1][w1, w2, w3], shared last.

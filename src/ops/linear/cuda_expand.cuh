@@ -31,20 +31,20 @@ inline constexpr int kLoadInputs = F == Format::kFp4Block32    ? 32
 template <Format F>
 inline constexpr int kUnitBytes = kUnit * 16 / kLoadInputs<F>;
 
+// Order of weights, F32 ones apart: tiles of 16 outputs, in a tile one unit after the other, in a
+// unit one output after the other. What a warp asks for at once, and next, lies side by side:
+// memory gives pieces of 64 bytes of 16 rows at half of its rate. The same for scales of FP4.
+inline constexpr int kTile = static_cast<int>(kCudaTile);
+
+// Of unit 0 of a row, and from one unit of it to the next, in units of one row.
+__device__ inline int64_t FirstUnit(int64_t row, int units) {
+  return row / kTile * kTile * units + row % kTile;
+}
+
 template <Format F>
 __device__ constexpr int UnitChunk(int q, int e) {
   constexpr int c = kLoadInputs<F>;
   return 4 * c * (8 * e / c) + c * q + 8 * e % c;
-}
-
-__device__ inline int64_t RowBytes(const CudaWeightView& w) {
-  switch (w.format) {
-    case Format::kF32: return int64_t{w.depth} * 4;
-    case Format::kBF16: return int64_t{w.depth} * 2;
-    case Format::kFp8Block128: return w.depth;
-    case Format::kFp4Block32: return w.depth / 2;
-  }
-  return 0;
 }
 
 __device__ inline uint32_t MultiplyBf16x2(uint32_t a, uint32_t b) {
@@ -66,18 +66,6 @@ __device__ inline ChunkScale MakeScale(uint32_t ue8m0) {
   const uint32_t field = ue8m0 + (F == Format::kFp4Block32 ? 126u : 120u);
   const uint32_t first = min(field, 254u);
   return {(first << 7) * 0x00010001u, ((127u + field - first) << 7) * 0x00010001u};
-}
-
-// The scale of row `row` for quarter q of a unit: FP8 has one per unit, FP4 one per quarter.
-template <Format F>
-__device__ inline uint32_t LoadScale(const CudaWeightView& w, int row, int unit, int q) {
-  if constexpr (F == Format::kFp8Block128) {
-    return __ldg(w.scale + int64_t{row >> 7} * (w.depth / kUnit) + unit);
-  } else if constexpr (F == Format::kFp4Block32) {
-    return __ldg(w.scale + int64_t{row} * (w.depth / 32) + unit * 4 + q);
-  } else {
-    return 0;
-  }
 }
 
 __device__ inline void ApplyScale(const ChunkScale& scale, bool wide, uint32_t word[4]) {
@@ -112,17 +100,22 @@ __device__ inline void ExpandFp4(uint32_t codes, const ChunkScale& scale, bool w
 
 // The stored weight times its scale, for the float kernels.
 __device__ inline float WeightValue(const CudaWeightView& w, int row, int k) {
-  const uint8_t* data = w.data + row * RowBytes(w);
+  const int units = w.depth / kUnit, in_unit = k % kUnit;
+  const int64_t unit = FirstUnit(row, units) + int64_t{k / kUnit} * kTile;
   switch (w.format) {
-    case Format::kF32: return reinterpret_cast<const float*>(data)[k];
-    case Format::kBF16: return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(data)[k]);
+    case Format::kF32: return reinterpret_cast<const float*>(w.data)[int64_t{row} * w.depth + k];
+    case Format::kBF16:
+      return __bfloat162float(
+          reinterpret_cast<const __nv_bfloat16*>(w.data)[unit * kUnit + in_unit]);
     case Format::kFp8Block128:
-      return FromE4m3(data[k]) * FromE8m0(w.scale[int64_t{row >> 7} * (w.depth / kUnit) + k / 128]);
+      return FromE4m3(w.data[unit * kUnit + in_unit]) *
+             FromE8m0(w.scale[int64_t{row >> 7} * units + k / kUnit]);
     case Format::kFp4Block32: {
-      const uint32_t code = Fp4Code(reinterpret_cast<const uint32_t*>(data)[k / 8], k % 8);
+      const int64_t word = unit * (kUnit / 8) + in_unit / 8;
+      const uint32_t code = Fp4Code(reinterpret_cast<const uint32_t*>(w.data)[word], k % 8);
       // 0 .5 1 1.5 2 3 4 6, doubled, one per nibble.
       const float magnitude = 0.5f * static_cast<float>((0xc8643210u >> (4 * (code & 7u))) & 15u);
-      const float scale = FromE8m0(w.scale[int64_t{row} * (w.depth / 32) + k / 32]);
+      const float scale = FromE8m0(w.scale[unit * 4 + in_unit / 32]);
       return ((code & 8u) != 0 ? -magnitude : magnitude) * scale;
     }
   }

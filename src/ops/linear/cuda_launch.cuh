@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
 
 // Grids: x = tiles of rows, y = tiles of a group's outputs, z = groups. Tiles of the same outputs
 // run side by side: they share the weight through L2.
-template <Format F, bool kInterleaved, int kRows, class T>
+template <int kRows, class T>
 __global__ void __launch_bounds__(kTileThreads, kRows > 64 ? 1 : 2)
     TileKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
                Output<T> out) {
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kTileThreads, kRows > 64 ? 1 : 2)
   const int64_t row0 = int64_t{blockIdx.x} * kRows;
   const int count = static_cast<int>(min(int64_t{kRows}, rows - row0));
   const __nv_bfloat16* const first = x + row0 * x_stride + int64_t{group} * w.depth;
-  TileProduct<F, kInterleaved, kRows>(
+  TileProduct<kRows>(
       w, group * rank + static_cast<int>(blockIdx.y) * kTileOutputs, (group + 1) * rank, x,
       [&](int r) { return r < count ? first + r * x_stride : nullptr; }, count, tile_memory,
       [&](int r, int o, const float4& v, int n) {
@@ -303,11 +303,9 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
   };
   if constexpr (F == Format::kBF16) {
     if (rows <= 64) {
-      launch(TileKernel<F, kInterleaved, 64, T>, 64, kTileOutputs, kTileThreads,
-             kTileSharedBytes<64>);
+      launch(TileKernel<64, T>, 64, kTileOutputs, kTileThreads, kTileSharedBytes<64>);
     } else {
-      launch(TileKernel<F, kInterleaved, 128, T>, 128, kTileOutputs, kTileThreads,
-             kTileSharedBytes<128>);
+      launch(TileKernel<128, T>, 128, kTileOutputs, kTileThreads, kTileSharedBytes<128>);
     }
   } else if (rows <= 64) {
     launch(WideKernel<F, kInterleaved, 64, T>, 64, kWideOutputs, kWideThreads,

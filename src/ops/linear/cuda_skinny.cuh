@@ -74,7 +74,9 @@ template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready,
 __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cursor, Ready&& ready,
                             After&& after) {
   constexpr int kAhead = kSkinnyAhead<F>;
-  constexpr int kScales = F == Format::kFp4Block32 ? 4 : 1;
+  // From a unit to the next.
+  constexpr int kBytes = kTile * kUnitBytes<F>;
+  constexpr int kScales = F == Format::kFp4Block32 ? 4 * kTile : 1;
   const int lane = threadIdx.x % 32;
   const int q = lane & 3;
   const int steps = jobs * count;
@@ -94,17 +96,18 @@ __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cu
       for (int i = 0; i < 2; ++i) {
         // Rows beyond the end are the last one, computed in vain.
         const int64_t row = min(asking.out0 + lane / 4 + 8 * i, asking.out_end - 1);
-        data[i] = asking.data + (row * units + begin - a) * kUnitBytes<F> + 16 * q;
+        const int64_t at = FirstUnit(row, units) + (begin - a) * kTile;
+        data[i] = asking.data + at * kUnitBytes<F> + 16 * q;
         if constexpr (F == Format::kFp8Block128) {
           scale[i] = asking.scale + (row >> 7) * units + begin - a;
         } else if constexpr (F == Format::kFp4Block32) {
-          scale[i] = asking.scale + (row * units + begin - a) * 4 + q;
+          scale[i] = asking.scale + at * 4 + q;
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      raw[a][i].Load(data[i] + a * kUnitBytes<F>, scale[i] + a * kScales);
+      raw[a][i].Load(data[i] + a * kBytes, scale[i] + a * kScales);
     }
     ++asked;
     if (++asked_unit == count) asked_unit = 0;
@@ -112,7 +115,7 @@ __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cu
   const auto move = [&] {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      data[i] += kAhead * kUnitBytes<F>;
+      data[i] += kAhead * kBytes;
       if constexpr (F != Format::kBF16) scale[i] += kAhead * kScales;
     }
   };
@@ -121,57 +124,65 @@ __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cu
   move();
   ready();
 
+  if (steps == 0) return;
+
+  // Activations of the next unit are asked for as those of the present one have been used.
+  uint4 v[kRowTiles][4];
+  const __nv_bfloat16* x[kRowTiles];
+  Cursor fetching = cursor;
+  int fetched = 0, fetched_unit = 0;
+  const auto turn = [&] {
+    if (fetched_unit == 0) {
+      if (fetched > 0) fetching.Next();
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        x[r] = fetching.x[r] + begin * kUnit + UnitChunk<F>(q, 0);
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) x[r] += kUnit;
+    }
+    ++fetched;
+    if (++fetched_unit == count) fetched_unit = 0;
+  };
+  const auto fetch = [&](int e) {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      v[r][e] = *reinterpret_cast<const uint4*>(x[r] + UnitChunk<F>(0, e));
+    }
+  };
+  turn();
+#pragma unroll
+  for (int e = 0; e < 4; ++e) fetch(e);
+
   float sum[kRowTiles][4] = {};
-  const __nv_bfloat16* x[kRowTiles] = {};  // as `data`
   int unit = 0;
   for (int base = 0; base < steps; base += kAhead) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       if (base + a >= steps) break;
-      if (unit == 0) {
-        if (base + a > 0) cursor.Next();
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
-          x[r] = cursor.x[r] + (begin - a) * kUnit + UnitChunk<F>(q, 0);
-        }
-      }
-      const auto load_x = [&](int r, int e) {
-        return *reinterpret_cast<const uint4*>(x[r] + a * kUnit + UnitChunk<F>(0, e));
-      };
-      // One tile leaves registers for the whole unit's activations, asked for at once.
-      constexpr int kTogether = kRowTiles == 1 ? 4 : 1;
-      uint4 ahead[kTogether];
-      if constexpr (kRowTiles == 1) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) ahead[e] = load_x(0, e);
-      }
+      if (unit == 0 && base + a > 0) cursor.Next();
+      const bool more = fetched < steps;
+      if (more) turn();
       const ChunkScale s0 = MakeScale<F>(raw[a][0].scale);
       const ChunkScale s1 = MakeScale<F>(raw[a][1].scale);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        uint4 v[kRowTiles];
-        if constexpr (kRowTiles == 1) {
-          v[0] = ahead[e];
-        } else {
-#pragma unroll
-          for (int r = 0; r < kRowTiles; ++r) v[r] = load_x(r, e);
-        }
         uint32_t a0[4], a1[4];
         raw[a][0].template Expand<kInterleaved>(e, s0, cursor.wide, a0);
         raw[a][1].template Expand<kInterleaved>(e, s1, cursor.wide, a1);
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
-          Mma(sum[r], a0[0], a1[0], a0[1], a1[1], v[r].x, v[r].y);
-          Mma(sum[r], a0[2], a1[2], a0[3], a1[3], v[r].z, v[r].w);
+          Mma(sum[r], a0[0], a1[0], a0[1], a1[1], v[r][e].x, v[r][e].y);
+          Mma(sum[r], a0[2], a1[2], a0[3], a1[3], v[r][e].z, v[r][e].w);
         }
+        if (more) fetch(e);
       }
       ask(a);
       after(cursor, unit, sum);
       if (++unit == count) unit = 0;
     }
     move();
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) x[r] += kAhead * kUnit;
   }
 }
 

@@ -1,5 +1,5 @@
-// A product with many rows: tiles of 128 outputs x kRows rows through shared memory, two stages of
-// 64 inputs each (half a unit). Weights pass through registers, where they are expanded.
+// A product of BF16 weights with many rows: tiles of 128 outputs x kRows rows through shared
+// memory, two stages of 64 inputs each (half a unit).
 #pragma once
 
 #include "ops/linear/cuda_expand.cuh"
@@ -31,8 +31,9 @@ __device__ inline void CopyAsyncWait() {
   asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
 }
 
-// Rows of a bf16 matrix on their way into a stage: kCount rows, each 8 copies of 16 bytes.
-template <Format F, int kCount>
+// Rows of a bf16 matrix on their way into a stage: kCount rows, each 8 copies of 16 bytes. kStep:
+// elements from a unit of a row to the next.
+template <int kCount, int kStep>
 struct StageCopy {
   static constexpr int kPerThread = kCount * 8 / kTileThreads;
   const __nv_bfloat16* row[kPerThread];  // null: zeros
@@ -45,7 +46,7 @@ struct StageCopy {
   }
   __device__ void Start(int stage, __nv_bfloat16* shared) const {
     const int c = threadIdx.x % 8;  // quarter c / 2, its chunk c % 2 of this half unit
-    const int from = stage / 2 * kUnit + UnitChunk<F>(c / 2, stage % 2 * 2 + c % 2);
+    const int from = stage / 2 * kStep + UnitChunk<Format::kBF16>(c / 2, stage % 2 * 2 + c % 2);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int r = threadIdx.x / 8 + i * kTileThreads / 8;
@@ -55,78 +56,11 @@ struct StageCopy {
   }
 };
 
-// FP8 or FP4 rows on their way into a stage: 128 rows of 4 pieces of 16 inputs, 2 a thread.
-template <Format F, bool kInterleaved>
-struct StageExpand {
-  static constexpr int kPerThread = kTileOutputs * 4 / kTileThreads;
-  uint4 piece[kPerThread];  // FP4: x and y only
-  uint32_t scale[kPerThread];
-  int row[kPerThread];
-
-  __device__ StageExpand(int out0, int out_end) {
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      row[i] = min(out0 + static_cast<int>(threadIdx.x) / 4 + i * kTileThreads / 4, out_end - 1);
-    }
-  }
-  __device__ void Load(const CudaWeightView& w, int stage) {
-    const int q = threadIdx.x % 4;
-    const int unit = stage / 2;
-    const int half = stage % 2;
-    constexpr int kBytes = kUnitBytes<F>;
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const uint8_t* at = w.data + int64_t{row[i]} * (w.depth / kUnit * kBytes) + unit * kBytes;
-      if constexpr (F == Format::kFp8Block128) {
-        piece[i] = __ldg(reinterpret_cast<const uint4*>(at + 64 * half + 16 * q));
-      } else {
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(at + 16 * q + 8 * half));
-        piece[i].x = v.x, piece[i].y = v.y;
-      }
-      scale[i] = LoadScale<F>(w, row[i], unit, q);
-    }
-  }
-  __device__ void Store(bool wide, __nv_bfloat16* shared) const {
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const ChunkScale s = MakeScale<F>(scale[i]);
-      uint32_t a[4], b[4];
-      if constexpr (F == Format::kFp8Block128) {
-        ExpandFp8<kInterleaved>(piece[i].x, piece[i].y, s, wide, a);
-        ExpandFp8<kInterleaved>(piece[i].z, piece[i].w, s, wide, b);
-      } else {
-        ExpandFp4(piece[i].x, s, wide, a);
-        ExpandFp4(piece[i].y, s, wide, b);
-      }
-      const int r = threadIdx.x / 4 + i * kTileThreads / 4;
-      auto* to = reinterpret_cast<uint4*>(shared + r * kStageStride + 16 * (threadIdx.x % 4));
-      to[0] = make_uint4(a[0], a[1], a[2], a[3]);
-      to[1] = make_uint4(b[0], b[1], b[2], b[3]);
-    }
-  }
-};
-
-// A bf16 weight's part of a stage: no registers in between.
-template <bool kInterleaved>
-struct StageExpand<Format::kBF16, kInterleaved> {
-  static_assert(!kInterleaved);
-  int out0, out_end;
-  __device__ StageExpand(int first, int end) : out0(first), out_end(end) {}
-  __device__ void Load(const CudaWeightView&, int) {}
-  __device__ void Store(bool, __nv_bfloat16*) const {}
-  __device__ void Start(const CudaWeightView& w, int stage, __nv_bfloat16* shared) const {
-    const auto* data = reinterpret_cast<const __nv_bfloat16*>(w.data);
-    const StageCopy<Format::kBF16, kTileOutputs> copy(
-        data, [&](int r) { return data + int64_t{min(out0 + r, out_end - 1)} * w.depth; });
-    copy.Start(stage, shared);
-  }
-};
-
 // Outputs out0 .. out0 + 127 (those below out_end) of up to kRows rows, by a block of kTileThreads
 // with kTileSharedBytes<kRows> of shared memory. row_of(r) is the activation row of tile row r, or
 // null beyond the last; any_x is an address that may be read. store(r, output, values, count) gets
 // up to 4 consecutive outputs of a row.
-template <Format F, bool kInterleaved, int kRows, class RowOf, class Store>
+template <int kRows, class RowOf, class Store>
 __device__ void TileProduct(const CudaWeightView& w, int out0, int out_end,
                             const __nv_bfloat16* any_x, RowOf&& row_of, int rows, void* shared,
                             Store&& store) {
@@ -147,21 +81,16 @@ __device__ void TileProduct(const CudaWeightView& w, int out0, int out_end,
   while (segment < kSegments && SegmentBegin(segment, units) == 0) ++segment;
   int boundary = SegmentBegin(segment, units);
 
-  const StageCopy<F, kRows> x_copy(any_x, row_of);
-  StageExpand<F, kInterleaved> w_copy(out0, out_end);
+  const auto* const data = reinterpret_cast<const __nv_bfloat16*>(w.data);
+  const StageCopy<kRows, kUnit> x_copy(any_x, row_of);
+  const StageCopy<kTileOutputs, kTile * kUnit> w_copy(
+      data, [&](int r) { return data + FirstUnit(min(out0 + r, out_end - 1), units) * kUnit; });
   const auto start = [&](int stage) {
     x_copy.Start(stage, x_stages + stage % 2 * kRows * kStageStride);
-    if constexpr (F == Format::kBF16) {
-      w_copy.Start(w, stage, w_stages + stage % 2 * kTileOutputs * kStageStride);
-    }
-    w_copy.Load(w, stage);
-  };
-  const auto finish = [&](int stage) {
-    w_copy.Store(w.wide, w_stages + stage % 2 * kTileOutputs * kStageStride);
+    w_copy.Start(stage, w_stages + stage % 2 * kTileOutputs * kStageStride);
   };
 
   start(0);
-  finish(0);
   for (int stage = 0; stage < stages; ++stage) {
     CopyAsyncWait();
     __syncthreads();  // this stage is there, and nobody reads the other one any more
@@ -210,7 +139,6 @@ __device__ void TileProduct(const CudaWeightView& w, int out0, int out_end,
         }
       }
     }
-    if (stage + 1 < stages) finish(stage + 1);
   }
   __syncthreads();
 

@@ -77,17 +77,20 @@ __device__ void WideConsume(const CudaWeightView& w, int out0, int out_end, Wide
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = min(out0 + thread / 32 * 16 + lane / 4 + 8 * i, out_end - 1);
-    data[i] = static_cast<uint32_t>(row) * static_cast<uint32_t>(units * kUnitBytes<F>) + 16 * q;
-    scale[i] = F == Format::kFp8Block128 ? static_cast<uint32_t>((row >> 7) * units)
-                                         : static_cast<uint32_t>(row * (4 * units) + q);
+    const auto first = static_cast<uint32_t>(FirstUnit(row, units));
+    data[i] = first * kUnitBytes<F> + 16 * q;
+    scale[i] =
+        F == Format::kFp8Block128 ? static_cast<uint32_t>((row >> 7) * units) : 4 * first + q;
   }
-  constexpr int kScales = F == Format::kFp4Block32 ? 4 : 1;
+  // From a unit to the next.
+  constexpr int kBytes = kTile * kUnitBytes<F>;
+  constexpr int kScales = F == Format::kFp4Block32 ? 4 * kTile : 1;
   RawUnit<F> raw[2][2];  // of two units in turn, of two rows
   const auto load = [&](int unit, RawUnit<F>(&to)[2]) {
     if (unit >= units) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      to[i].Load(w.data + (data[i] + static_cast<uint32_t>(unit * kUnitBytes<F>)),
+      to[i].Load(w.data + (data[i] + static_cast<uint32_t>(unit * kBytes)),
                  w.scale + (scale[i] + static_cast<uint32_t>(unit * kScales)));
     }
   };

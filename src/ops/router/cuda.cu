@@ -26,50 +26,61 @@ __device__ double Score(float x) {
   return fmax(sqrt(v > 20 ? v : log1p(exp(v))), static_cast<double>(FLT_MIN));
 }
 
-// A warp (one block) per token. Shared: biased scores [E].
-__global__ void Route(RouterParams p) {
-  extern __shared__ float biased[];
+// Greater for greater values; 0 for what is never chosen, NaN and -infinity.
+__device__ unsigned Key(float x) {
+  const unsigned bits = __float_as_uint(x + 0.0f);  // no negative zero
+  if (!(x > -INFINITY)) return 0;
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+constexpr int kThreads = 256;
+
+// A block per token; the first warp chooses. Shared: scores [E], then Key of the biased ones [E].
+__global__ void __launch_bounds__(kThreads) Route(RouterParams p) {
+  extern __shared__ double scores[];
+  auto* const keys = reinterpret_cast<unsigned*>(scores + p.experts);
+  constexpr unsigned kAll = 0xffffffffu;
   cuda::LetNextStart();
   cuda::WaitForPrevious();
   const int64_t t = blockIdx.x;
-  const auto lane = static_cast<int>(threadIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const float* logits = p.logits + t * p.stride;
+  const bool learned = p.tid2eid == nullptr;
+  if (learned) {
+    for (int e = thread; e < p.experts; e += kThreads) {
+      scores[e] = Score(logits[e]);
+      keys[e] = Key(static_cast<float>(scores[e]) + p.bias[e]);
+    }
+    __syncthreads();
+  }
+  if (thread >= 32) return;
   int mine = -1;  // the expert this lane holds, lanes below top_k
-  if (p.tid2eid != nullptr) {
-    if (lane < p.top_k) {
-      mine = static_cast<int>(p.tid2eid[int64_t{p.token[t]} * p.top_k + lane]);
-    }
-  } else {
-    for (int e = lane; e < p.experts; e += 32) {
-      biased[e] = static_cast<float>(Score(logits[e])) + p.bias[e];
-    }
-    __syncwarp();
+  if (learned) {
     for (int round = 0; round < p.top_k; ++round) {
-      float best = -INFINITY;
+      unsigned best = 0;
       int at = p.experts;
       for (int e = lane; e < p.experts; e += 32) {
-        if (biased[e] > best) best = biased[e], at = e;
+        if (keys[e] > best) best = keys[e], at = e;
       }
-      for (int offset = 16; offset > 0; offset /= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, best, offset);
-        const int other_at = __shfl_xor_sync(0xffffffffu, at, offset);
-        if (other > best || (other == best && other_at < at)) best = other, at = other_at;
-      }
+      const unsigned most = __reduce_max_sync(kAll, best);
+      at = __reduce_min_sync(kAll, best == most ? at : p.experts);
       if (at == p.experts) at = round;  // only NaN is left: any expert, but one that exists
       if (lane == round) mine = at;
-      if (lane == 0) biased[at] = -INFINITY;
+      if (lane == 0) keys[at] = 0;
       __syncwarp();
     }
+  } else if (lane < p.top_k) {
+    mine = static_cast<int>(p.tid2eid[int64_t{p.token[t]} * p.top_k + lane]);
   }
   // Rank by id: the order in which experts are written (and summed).
   int rank = 0;
   for (int i = 0; i < p.top_k; ++i) {
-    const int other = __shfl_sync(0xffffffffu, mine, i);
+    const int other = __shfl_sync(kAll, mine, i);
     rank += other < mine || (other == mine && i < lane);
   }
-  const double score = lane < p.top_k ? Score(logits[mine]) : 0.0;
+  const double score = lane >= p.top_k ? 0.0 : learned ? scores[mine] : Score(logits[mine]);
   double sum = score;
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAll, sum, offset);
   if (lane < p.top_k) {
     p.chosen[t * p.top_k + rank] = mine;
     p.weights[t * p.top_k + rank] = static_cast<float>(score / sum * p.scale);
@@ -84,8 +95,9 @@ void RouterCuda(const RouterArgs& args, CudaStream stream) {
       args.bias,         args.tid2eid,       args.token,
       args.top_k,        args.scale,         args.experts,
       args.weights};
-  cuda::LaunchOverlapped(Route, static_cast<unsigned>(args.logits.rows), 32,
-                         params.experts * static_cast<int64_t>(sizeof(float)), stream, 1, params);
+  cuda::LaunchOverlapped(Route, static_cast<unsigned>(args.logits.rows), kThreads,
+                         params.experts * static_cast<int64_t>(sizeof(double) + sizeof(unsigned)),
+                         stream, 1, params);
 }
 
 }  // namespace fathom::ops
