@@ -312,6 +312,14 @@ void LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, int6
   FATHOM_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
+// Dynamic shared memory as a T.
+template <class T>
+__device__ T& SharedOf() {
+  extern __shared__ __align__(128) unsigned char dynamic_shared_memory[];
+  static_assert(alignof(T) <= 128);
+  return *reinterpret_cast<T*>(dynamic_shared_memory);
+}
+
 // Kernels that need more dynamic shared memory than the default have to say so.
 template <class Kernel>
 void AllowShared(Kernel kernel, int64_t bytes) {

@@ -79,6 +79,7 @@ struct GroupedCursor {
   const uint8_t* scale;
   bool wide;
   int out0, out_end;
+  static constexpr int out_begin = 0;
   int rows;
   const __nv_bfloat16* x[1];
   const GroupedProduct* p;
@@ -87,19 +88,19 @@ struct GroupedCursor {
 
   // job: counted from the tile on.
   __device__ GroupedCursor(const GroupedProduct& product, int first_tile, int job, int step)
-      : out_end(product.out), p(&product), out_step(step * kSkinnyOutputs) {
-    const int per_matrix = (p->out + kSkinnyOutputs - 1) / kSkinnyOutputs;
+      : out_end(product.out), p(&product), out_step(step * kTile) {
+    const int per_matrix = (p->out + kTile - 1) / kTile;
     const int matrices = p->up ? 2 : 1;
     index = first_tile + job / (per_matrix * matrices);
     matrix = job / per_matrix % matrices;
-    out0 = job % per_matrix * kSkinnyOutputs;
+    out0 = job % per_matrix * kTile;
     Enter();
   }
 
   __device__ void Next() {
     out0 += out_step;
     if (out0 < p->out) return;
-    const int padded = (p->out + kSkinnyOutputs - 1) / kSkinnyOutputs * kSkinnyOutputs;
+    const int padded = (p->out + kTile - 1) / kTile * kTile;
     do {
       out0 -= padded;
       if (p->up && matrix == 0) {
@@ -137,7 +138,7 @@ template <Format F, bool kInterleaved, class T>
 __device__ void GroupedSkinny(const GroupedProduct& p, const GroupedShare& share, int depth,
                               SkinnyShared<1>& shared, T* y) {
   constexpr int kWarps = kSkinnyThreads / 32;
-  const int per_matrix = (p.out + kSkinnyOutputs - 1) / kSkinnyOutputs;
+  const int per_matrix = (p.out + kTile - 1) / kTile;
   const int first = share.first, blocks = share.blocks;
   const int jobs = (share.end - first) * per_matrix * (p.up ? 2 : 1);
   const int begin = static_cast<int>(int64_t{jobs} * share.block / blocks);
@@ -150,7 +151,7 @@ __device__ void GroupedSkinny(const GroupedProduct& p, const GroupedShare& share
   if (jobs >= 2 * warps || (jobs <= warps && 8 * jobs >= 7 * warps)) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp >= count) return;
-    SkinnyByWarp<F, kInterleaved, 1>((count - warp + kWarps - 1) / kWarps, depth,
+    SkinnyByWarp<F, kInterleaved, 1>((count - warp + kWarps - 1) / kWarps, depth, shared,
                                      GroupedCursor(p, first, begin + warp, kWarps), [] {}, store);
   } else if (count > 0) {
     SkinnyByBlock<F, kInterleaved, 1>(
@@ -169,7 +170,7 @@ __device__ constexpr int UnitBytesOf(Format format) {
 template <class T>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
     GroupedSkinnyKernel(const __grid_constant__ GroupedProduct p, T* y) {
-  __shared__ SkinnyShared<1> shared;
+  auto& shared = SharedOf<SkinnyShared<1>>();
   const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   LetNextStart();
   WaitForPrevious();  // the list is new
@@ -408,7 +409,9 @@ void LaunchProduct(const GroupedProduct& p, const Form form[2], int tile_rows, i
   if (form[0] != Form::kFloat || form[1] != Form::kFloat) {
     if (tile_rows == kSkinnyRows) {
       constexpr unsigned kBlocks = 264;  // two on every multiprocessor of an H200
-      LaunchOverlapped(GroupedSkinnyKernel<T>, kBlocks, kSkinnyThreads, 0, stream, 1, p, y);
+      constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<1>));
+      AllowShared(GroupedSkinnyKernel<T>, kShared);
+      LaunchOverlapped(GroupedSkinnyKernel<T>, kBlocks, kSkinnyThreads, kShared, stream, 1, p, y);
     } else if (tile_rows == 64) {
       LaunchTiles<64>(p, form, max_tiles, y, stream);
     } else {

@@ -21,6 +21,7 @@ namespace fathom::ops {
 
 inline constexpr int64_t kCudaUnit = 128;  // inputs; the padding of a weight's rows
 inline constexpr int64_t kCudaTile = 16;   // outputs; the padding of a weight's columns
+inline constexpr int64_t kCudaPiece = 64;  // bytes of a row that lie together
 
 inline int64_t CudaDepth(int64_t in) {
   return (in + kCudaUnit - 1) / kCudaUnit * kCudaUnit;
@@ -28,8 +29,8 @@ inline int64_t CudaDepth(int64_t in) {
 
 // What the kernels read of a weight; all pointers are device addresses.
 struct CudaWeightView {
-  // [ceil(out/16)][depth/128][16][128] elements at stored precision, 0 beyond in and out; F32 [out,
-  // depth].
+  // [ceil(out/16)][pieces of a row][16][64 bytes] at stored precision, 0 beyond in and out; F32
+  // [out, depth].
   const uint8_t* data = nullptr;
   // ue8m0. FP8 [ceil(out/128), depth/128]; FP4 [ceil(out/16)][depth/128][16][4].
   const uint8_t* scale = nullptr;

@@ -31,14 +31,18 @@ inline constexpr int kLoadInputs = F == Format::kFp4Block32    ? 32
 template <Format F>
 inline constexpr int kUnitBytes = kUnit * 16 / kLoadInputs<F>;
 
-// Order of weights, F32 ones apart: tiles of 16 outputs, in a tile one unit after the other, in a
-// unit one output after the other. What a warp asks for at once, and next, lies side by side:
-// memory gives pieces of 64 bytes of 16 rows at half of its rate. The same for scales of FP4.
+// Order of weights, F32 ones apart: tiles of 16 outputs, in a tile one piece of 64 bytes of every
+// row after the other. A tile's unit lies together, as does what comes next: memory gives pieces of
+// 64 bytes of 16 rows at half of its rate.
 inline constexpr int kTile = static_cast<int>(kCudaTile);
+inline constexpr int kPieceBytes = static_cast<int>(kCudaPiece);
+inline constexpr int kTilePieceBytes = kTile * kPieceBytes;
+template <Format F>
+inline constexpr int kUnitPieces = kUnitBytes<F> / kPieceBytes;
 
-// Of unit 0 of a row, and from one unit of it to the next, in units of one row.
-__device__ inline int64_t FirstUnit(int64_t row, int units) {
-  return row / kTile * kTile * units + row % kTile;
+// Where a row's piece begins, of `pieces` in a row; in pieces.
+__device__ inline int64_t PieceOf(int64_t row, int piece, int pieces) {
+  return (row / kTile * pieces + piece) * kTile + row % kTile;
 }
 
 template <Format F>
@@ -100,22 +104,24 @@ __device__ inline void ExpandFp4(uint32_t codes, const ChunkScale& scale, bool w
 
 // The stored weight times its scale, for the float kernels.
 __device__ inline float WeightValue(const CudaWeightView& w, int row, int k) {
-  const int units = w.depth / kUnit, in_unit = k % kUnit;
-  const int64_t unit = FirstUnit(row, units) + int64_t{k / kUnit} * kTile;
+  const int units = w.depth / kUnit;
+  // The byte that holds the weight.
+  const auto at = [&](int bits) {
+    const int byte = k * bits / 8, pieces = w.depth / 8 * bits / kPieceBytes;
+    return PieceOf(row, byte / kPieceBytes, pieces) * kPieceBytes + byte % kPieceBytes;
+  };
   switch (w.format) {
     case Format::kF32: return reinterpret_cast<const float*>(w.data)[int64_t{row} * w.depth + k];
     case Format::kBF16:
-      return __bfloat162float(
-          reinterpret_cast<const __nv_bfloat16*>(w.data)[unit * kUnit + in_unit]);
+      return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(w.data + at(16)));
     case Format::kFp8Block128:
-      return FromE4m3(w.data[unit * kUnit + in_unit]) *
-             FromE8m0(w.scale[int64_t{row >> 7} * units + k / kUnit]);
+      return FromE4m3(w.data[at(8)]) * FromE8m0(w.scale[int64_t{row >> 7} * units + k / kUnit]);
     case Format::kFp4Block32: {
-      const int64_t word = unit * (kUnit / 8) + in_unit / 8;
-      const uint32_t code = Fp4Code(reinterpret_cast<const uint32_t*>(w.data)[word], k % 8);
+      const uint32_t word = *reinterpret_cast<const uint32_t*>(w.data + at(4) / 4 * 4);
+      const uint32_t code = Fp4Code(word, k % 8);
       // 0 .5 1 1.5 2 3 4 6, doubled, one per nibble.
       const float magnitude = 0.5f * static_cast<float>((0xc8643210u >> (4 * (code & 7u))) & 15u);
-      const float scale = FromE8m0(w.scale[unit * 4 + in_unit / 32]);
+      const float scale = FromE8m0(w.scale[PieceOf(row, k / kUnit, units) * 4 + k % kUnit / 32]);
       return ((code & 8u) != 0 ? -magnitude : magnitude) * scale;
     }
   }

@@ -25,16 +25,24 @@ Output<T> OutputOf(const MatrixView& y, int groups, bool round) {
   return {static_cast<T*>(y.data), y.stride, round, RowsAligned(y) && y.cols / groups % 4 == 0};
 }
 
-// Jobs of a plain or grouped product: 16 outputs of a group each, every step-th one.
+// Tiles of 16 outputs that a group may touch: of ranks that are no multiple of 16 one more than it
+// does, in some groups.
+__host__ __device__ constexpr int GroupTiles(int rank) {
+  return rank % kTile == 0 ? rank / kTile : rank / kTile + 2;
+}
+
+// Jobs of a plain or grouped product: a tile of a group's outputs each, every step-th one.
 template <int kRowTiles>
 struct LinearCursor {
   const uint8_t* data;
   const uint8_t* scale;
   bool wide;
-  int out0, out_end;
+  int out0, out_begin, out_end;
   int rows;
   const __nv_bfloat16* x[kRowTiles];
-  int rank, depth, group_step, out_step;
+  int rank, depth, last_tile;
+  int tile;  // of the group's
+  int group_step, tile_step;
 
   // index: of the first job. step: to the next one.
   __device__ LinearCursor(const CudaWeightView& w, const __nv_bfloat16* first_x, int64_t x_stride,
@@ -44,32 +52,38 @@ struct LinearCursor {
         wide(w.wide),
         rows(num_rows),
         rank(group_rank),
-        depth(w.depth) {
-    const int per_group = (rank + kSkinnyOutputs - 1) / kSkinnyOutputs;
+        depth(w.depth),
+        last_tile((w.out - 1) / kTile) {
+    const int per_group = GroupTiles(rank);
     const int group = index / per_group;
-    out0 = group * rank + index % per_group * kSkinnyOutputs;
-    out_end = (group + 1) * rank;
+    tile = index % per_group;
     group_step = step / per_group;
-    out_step = step % per_group * kSkinnyOutputs;
+    tile_step = step % per_group;
     const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
       x[r] = first_x + min(8 * r + lane_row, rows - 1) * x_stride + int64_t{group} * depth;
     }
+    out_begin = group * rank;
+    Enter();
   }
 
   __device__ void Next() {
     int groups = group_step;
-    out0 += groups * rank + out_step;
-    out_end += groups * rank;
-    if (out0 >= out_end) {  // the rest of the step goes over the group's end
-      const int per_group = (rank + kSkinnyOutputs - 1) / kSkinnyOutputs;
-      out0 += rank - per_group * kSkinnyOutputs;
-      out_end += rank;
-      ++groups;
-    }
+    tile += tile_step;
+    if (tile >= GroupTiles(rank)) tile -= GroupTiles(rank), ++groups;
+    out_begin += groups * rank;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) x[r] += int64_t{groups} * depth;
+    Enter();
+  }
+
+ private:
+  // A tile beyond the last one is the last one again, of which nothing is wanted.
+  __device__ void Enter() {
+    const int at = out_begin / kTile + tile;
+    out0 = min(at, last_tile) * kTile;
+    out_end = at > last_tile ? out_begin : out_begin + rank;
   }
 };
 
@@ -93,7 +107,7 @@ struct SkinnyShare {
 // The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
 // first members are copies of the parameter's, for the parameter itself, and reads others past it.
 template <Format F, bool kInterleaved, int kRowTiles, bool kByWarp, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
     SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
                  int jobs, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;
@@ -103,11 +117,11 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles == 1 ? 2 : 1)
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
+  auto& shared = SharedOf<SkinnyShared<kRowTiles>>();
   if constexpr (kByWarp) {
     SkinnyByWarp<F, kInterleaved, kRowTiles>(
-        share.count, w.depth, cursor, [] { WaitForPrevious(); }, store);
+        share.count, w.depth, shared, cursor, [] { WaitForPrevious(); }, store);
   } else {
-    __shared__ SkinnyShared<kRowTiles> shared;
     SkinnyByBlock<F, kInterleaved, kRowTiles>(
         share.count, w.depth, shared, cursor, [](int, int) { WaitForPrevious(); }, store);
   }
@@ -119,13 +133,13 @@ __host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
 }
 
 // The same of up to 8 rows that each block quantises for itself while its first weights come.
-// Dynamic shared memory: [rows][FreshStride(depth)] bf16.
+// Dynamic shared memory: SkinnyShared<1>, then [rows][FreshStride(depth)] bf16.
 template <Format F, bool kByWarp, class X, class T>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
     SkinnyFreshKernel(CudaWeightView w, Preparation<X> x, int jobs, Output<T> out) {
   using Cursor = LinearCursor<1>;
-  extern __shared__ __align__(16) unsigned char fresh_memory[];
-  auto* const fresh = reinterpret_cast<__nv_bfloat16*>(fresh_memory);
+  auto& shared = SharedOf<SkinnyShared<1>>();
+  auto* const fresh = reinterpret_cast<__nv_bfloat16*>(&shared + 1);
   const int64_t stride = FreshStride(w.depth);
   LetNextStart();
   const SkinnyShare share(kByWarp, jobs);
@@ -140,7 +154,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   };
   if constexpr (kByWarp) {
     SkinnyByWarp<F, true, 1>(
-        share.count, w.depth, cursor,
+        share.count, w.depth, shared, cursor,
         [&] {
           WaitForPrevious();
           for (int i = static_cast<int>(threadIdx.x) / 32; i < x.rows * x.units;
@@ -151,7 +165,6 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
         },
         store);
   } else {
-    __shared__ SkinnyShared<1> shared;
     SkinnyByBlock<F, true, 1>(
         share.count, w.depth, shared, cursor,
         [&](int begin, int count) {
@@ -259,8 +272,9 @@ void LaunchSkinny(int jobs, Workers&& workers) {
 
 // Whether a product takes activations as they come, without a kernel that prepares them.
 inline bool TakesFresh(int64_t rows, const CudaWeightView& w) {
-  constexpr int64_t kMost = 64 << 10;  // bytes: two blocks on a multiprocessor
-  return rows <= kSkinnyRows && rows * FreshStride(w.depth) * 2 <= kMost &&
+  // Bytes beside the ring: of two blocks on a multiprocessor, or of one.
+  const int64_t most = w.out > kTile * kSkinnyBlocks / 2 ? 33 << 10 : 128 << 10;
+  return rows <= kSkinnyRows && rows * FreshStride(w.depth) * 2 <= most &&
          (w.format == Format::kFp8Block128 || w.format == Format::kFp4Block32);
 }
 
@@ -268,12 +282,13 @@ template <Format F, class T>
 void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& out,
                  cudaStream_t stream) {
   if (x.rows == 0) return;
-  const int jobs = static_cast<int>(Blocks(w.out, kSkinnyOutputs));
+  const int jobs = GroupTiles(w.out);
   WithActivationType(x.dtype, [&]<class X>(X) {
     const auto p = MakePreparation<X>(x, Form::kQuantised, nullptr);
     LaunchSkinny(jobs, [&](auto by_warp, unsigned blocks) {
       const auto kernel = SkinnyFreshKernel<F, decltype(by_warp)::value, X, T>;
-      const int64_t shared = x.rows * FreshStride(w.depth) * 2;
+      const auto shared =
+          static_cast<int64_t>(sizeof(SkinnyShared<1>)) + x.rows * FreshStride(w.depth) * 2;
       AllowShared(kernel, shared);
       LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, jobs, out);
     });
@@ -286,10 +301,13 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
                   int groups, const Output<T>& out, cudaStream_t stream) {
   const int rank = w.out / groups;
   const auto skinny = [&]<int kRowTiles>() {
-    const int jobs = static_cast<int>(Blocks(rank, kSkinnyOutputs)) * groups;
+    const int jobs = GroupTiles(rank) * groups;
     LaunchSkinny(jobs, [&](auto by_warp, unsigned blocks) {
-      LaunchOverlapped(SkinnyKernel<F, kInterleaved, kRowTiles, decltype(by_warp)::value, T>,
-                       blocks, kSkinnyThreads, 0, stream, 1, w, x, x_stride, rows, rank, jobs, out);
+      const auto kernel = SkinnyKernel<F, kInterleaved, kRowTiles, decltype(by_warp)::value, T>;
+      constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<kRowTiles>));
+      AllowShared(kernel, kShared);
+      LaunchOverlapped(kernel, blocks, kSkinnyThreads, kShared, stream, 1, w, x, x_stride, rows,
+                       rank, jobs, out);
     });
   };
   if (rows == 0) return;

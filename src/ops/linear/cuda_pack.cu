@@ -64,8 +64,8 @@ constexpr int kTileThreads = 1024;
 constexpr int kTilePieces = 16;  // of a thread at a time
 constexpr int64_t kInPlacePieces = int64_t{kTileThreads} * kTilePieces / kCudaTile;  // of a row
 
-// From rows of `units` units of `pieces` pieces to the order of CudaWeightView: a block a tile.
-// Rows of at most kInPlacePieces may be turned in place.
+// From rows of `units` units of `pieces` pieces to [units][16 rows][pieces], a block a tile. Rows
+// of at most kInPlacePieces may be turned in place.
 template <class Piece>
 __global__ void __launch_bounds__(kTileThreads)
     TileRows(const Piece* from, Piece* to, int units, int pieces, bool fp4) {
@@ -140,8 +140,7 @@ void PackLinearCuda(LinearWeight& weight, const CudaAllocate& allocate) {
            layout.host_scale_row);
   const bool fp4 = weight.format == WeightFormat::kFp4Block32;
   if (weight.format != WeightFormat::kF32 && weight.out > 0) {
-    const int64_t unit_bytes = layout.device_row / (CudaDepth(weight.in) / kCudaUnit);
-    Tile<uint4>(data, layout.rows, layout.device_row, unit_bytes, fp4);
+    Tile<uint4>(data, layout.rows, layout.device_row, kCudaPiece, fp4);
     if (fp4) Tile<uint32_t>(scale, layout.scale_rows, layout.scale_row, 4, false);
   }
 

@@ -1,13 +1,14 @@
-// A product with few rows: weights stream from memory once, straight into registers. A job is 16
-// outputs. Where there are fewer jobs than warps, a block works on one job after the other, each of
-// its warps on one segment of the sum; else every warp has jobs of its own and adds the segments up
-// by itself, in the same order. Either way a warp always has its next units of weights on their
-// way, across jobs too.
+// A product with few rows: weights stream from memory once, by bulk copies into shared memory, a
+// ring of them a warp. A job is a tile of 16 outputs. Where there are fewer jobs than warps, a
+// block works on one job after the other, each of its warps on one segment of the sum; else every
+// warp has jobs of its own and adds the segments up by itself, in the same order. Either way a warp
+// always has its next units of weights on their way, across jobs too.
 //
 // Jobs come from a cursor, which knows where it is and how to go on: finding a job anew for each
 // would take more instructions than its products. A cursor has, of its present job,
 //   const uint8_t* data, *scale;  bool wide;  // CudaWeightView's
-//   int out0, out_end;                        // outputs [out0, out0 + 16), those below out_end
+//   int out0;                                 // the tile's first output, a multiple of 16
+//   int out_begin, out_end;                   // those of it that are wanted
 //   int rows;  const __nv_bfloat16* x[kRowTiles];  // the lane's rows, lane / 4 of each tile of 8
 // and Next(). Rows that do not exist are any that do: their columns are computed in vain.
 #pragma once
@@ -17,25 +18,34 @@
 
 namespace fathom::ops::cuda {
 
-inline constexpr int kSkinnyRows = 8;  // of one tensor core tile
-inline constexpr int kSkinnyOutputs = 16;
+inline constexpr int kSkinnyRows = 8;                  // of one tensor core tile
 inline constexpr int kSkinnyThreads = 32 * kSegments;  // a warp per segment
 
 // One lane's 32 weights of a unit, as stored.
 template <Format F>
 struct RawUnit {
-  uint4 load[32 / kLoadInputs<F>];
+  uint4 load[kUnitPieces<F>];
   uint32_t scale;
 
-  // at: the lane's first byte of the unit.
+  // at: the lane's 16 bytes of the unit's first piece.
   __device__ void Load(const uint8_t* at, const uint8_t* scale_at) {
 #pragma unroll
-    for (int i = 0; i < 32 / kLoadInputs<F>; ++i) {
+    for (int i = 0; i < kUnitPieces<F>; ++i) {
       asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(load[i].x), "=r"(load[i].y), "=r"(load[i].z), "=r"(load[i].w)
-                   : "l"(at + 64 * i));
+                   : "l"(at + kTilePieceBytes * i));
     }
     scale = F == Format::kBF16 ? 0 : __ldg(scale_at);
+  }
+  // From shared memory.
+  __device__ void LoadShared(uint32_t at) {
+#pragma unroll
+    for (int i = 0; i < kUnitPieces<F>; ++i) {
+      asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(load[i].x), "=r"(load[i].y), "=r"(load[i].z), "=r"(load[i].w)
+                   : "r"(at + kTilePieceBytes * i)
+                   : "memory");
+    }
   }
 
   template <bool kInterleaved>
@@ -56,79 +66,79 @@ struct RawUnit {
   }
 };
 
+// A warp's weights on their way: stages of whole units of one job.
+template <Format F>
+struct SkinnyStage {
+  static constexpr int kUnits = F == Format::kFp4Block32 ? 2 : 1;
+  static constexpr int kCodes = kUnits * kTile * kUnitBytes<F>;
+  static constexpr int kScales = F == Format::kFp4Block32 ? kUnits * kTile * 4 : 0;
+  static constexpr int kBytes = kCodes + kScales;
+  static constexpr int kStages = F == Format::kBF16 ? 2 : 4;
+};
+struct SkinnyRing {
+  alignas(128) uint8_t bytes[SkinnyStage<Format::kFp4Block32>::kBytes * 4];
+  uint64_t here[4];  // barriers of the stages
+};
+static_assert(sizeof(SkinnyRing::bytes) >= SkinnyStage<Format::kFp8Block128>::kBytes *
+                                               SkinnyStage<Format::kFp8Block128>::kStages);
+static_assert(sizeof(SkinnyRing::bytes) >=
+              SkinnyStage<Format::kBF16>::kBytes * SkinnyStage<Format::kBF16>::kStages);
+
 template <int kRowTiles>
 struct SkinnyShared {
-  // Two jobs in turn: one barrier a job.
-  float part[2][kSegments][kSkinnyRows * kRowTiles][kSkinnyOutputs];
+  SkinnyRing ring[kSegments];
+  // Of jobs by block. Two jobs in turn: one barrier a job.
+  float part[2][kSegments][kSkinnyRows * kRowTiles][kTile];
 };
-
-// Units of weights that a lane has on their way.
-template <Format F>
-inline constexpr int kSkinnyAhead = F == Format::kBF16 ? 2 : 3;
 
 // Units [begin, begin + count) of `jobs` jobs, of rows of `units`. after(cursor, unit, sum) is
 // called after each unit, counted within the job; it zeroes `sum` when it has taken it. ready(), in
 // which the warp waits for its activations, is called once, when the first weights have been asked
-// for.
+// for. ring: the warp's, used by no earlier call.
 template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class After>
-__device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cursor, Ready&& ready,
-                            After&& after) {
-  constexpr int kAhead = kSkinnyAhead<F>;
-  // From a unit to the next.
-  constexpr int kBytes = kTile * kUnitBytes<F>;
-  constexpr int kScales = F == Format::kFp4Block32 ? 4 * kTile : 1;
+__device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, int count,
+                            Cursor cursor, Ready&& ready, After&& after) {
+  using Stage = SkinnyStage<F>;
   const int lane = threadIdx.x % 32;
   const int q = lane & 3;
   const int steps = jobs * count;
 
-  // Slot a of `raw` takes every kAhead-th unit from the a-th on. Addresses are those of slot 0 and
-  // move once for all slots; at a job's first unit, in slot a, they are set a units back.
-  RawUnit<F> raw[kAhead][2];
-  const uint8_t* data[2] = {};
-  const uint8_t* scale[2] = {};
+  // The first lane asks, a stage at a time.
   Cursor asking = cursor;
-  int asked = 0, asked_unit = 0;
-  const auto ask = [&](int a) {
+  int asked = 0, asked_unit = 0, slot = 0;
+  const auto ask = [&] {
     if (asked >= steps) return;
-    if (asked_unit == 0) {
-      if (asked > 0) asking.Next();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        // Rows beyond the end are the last one, computed in vain.
-        const int64_t row = min(asking.out0 + lane / 4 + 8 * i, asking.out_end - 1);
-        const int64_t at = FirstUnit(row, units) + (begin - a) * kTile;
-        data[i] = asking.data + at * kUnitBytes<F> + 16 * q;
-        if constexpr (F == Format::kFp8Block128) {
-          scale[i] = asking.scale + (row >> 7) * units + begin - a;
-        } else if constexpr (F == Format::kFp4Block32) {
-          scale[i] = asking.scale + at * 4 + q;
-        }
-      }
+    if (asked_unit == 0 && asked > 0) asking.Next();
+    const int n = min(Stage::kUnits, count - asked_unit);
+    const int64_t at = int64_t{asking.out0} * units + int64_t{begin + asked_unit} * kTile;
+    uint8_t* const to = ring.bytes + slot * Stage::kBytes;
+    const auto codes = static_cast<uint32_t>(n * kTile * kUnitBytes<F>);
+    const auto scales = static_cast<uint32_t>(F == Format::kFp4Block32 ? n * kTile * 4 : 0);
+    BarrierArriveExpecting(&ring.here[slot], codes + scales);
+    CopyBulk(to, asking.data + at * kUnitBytes<F>, codes, &ring.here[slot]);
+    if constexpr (F == Format::kFp4Block32) {
+      CopyBulk(to + Stage::kCodes, asking.scale + at * 4, scales, &ring.here[slot]);
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      raw[a][i].Load(data[i] + a * kBytes, scale[i] + a * kScales);
-    }
-    ++asked;
-    if (++asked_unit == count) asked_unit = 0;
+    asked += n;
+    asked_unit += n;
+    if (asked_unit == count) asked_unit = 0;
   };
-  const auto move = [&] {
+  if (lane == 0) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      data[i] += kAhead * kBytes;
-      if constexpr (F != Format::kBF16) scale[i] += kAhead * kScales;
-    }
-  };
-#pragma unroll
-  for (int a = 0; a < kAhead; ++a) ask(a);
-  move();
+    for (int i = 0; i < Stage::kStages; ++i) BarrierInit(&ring.here[i], 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (slot = 0; slot < Stage::kStages; ++slot) ask();
+  }
+  slot = 0;
+  __syncwarp();
   ready();
-
   if (steps == 0) return;
 
-  // Activations of the next unit are asked for as those of the present one have been used.
+  // Activations of the next unit are asked for as those of the present one have been used; so are
+  // scales of FP8.
   uint4 v[kRowTiles][4];
   const __nv_bfloat16* x[kRowTiles];
+  const uint8_t* scale = nullptr;
   Cursor fetching = cursor;
   int fetched = 0, fetched_unit = 0;
   const auto turn = [&] {
@@ -138,9 +148,13 @@ __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cu
       for (int r = 0; r < kRowTiles; ++r) {
         x[r] = fetching.x[r] + begin * kUnit + UnitChunk<F>(q, 0);
       }
+      if constexpr (F == Format::kFp8Block128) {
+        scale = fetching.scale + (fetching.out0 >> 7) * units + begin;
+      }
     } else {
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) x[r] += kUnit;
+      if constexpr (F == Format::kFp8Block128) ++scale;
     }
     ++fetched;
     if (++fetched_unit == count) fetched_unit = 0;
@@ -151,26 +165,53 @@ __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cu
       v[r][e] = *reinterpret_cast<const uint4*>(x[r] + UnitChunk<F>(0, e));
     }
   };
+  uint32_t next_scale = 0;
+  const auto fetch_scale = [&] {
+    if constexpr (F == Format::kFp8Block128) next_scale = __ldg(scale);
+  };
   turn();
+  fetch_scale();
 #pragma unroll
   for (int e = 0; e < 4; ++e) fetch(e);
 
   float sum[kRowTiles][4] = {};
-  int unit = 0;
-  for (int base = 0; base < steps; base += kAhead) {
+  int unit = 0;        // of the job
+  uint32_t round = 0;  // of the ring
+  // The lane's place in a unit: 16 bytes of the first of its two rows.
+  const uint32_t codes_at = SharedAddress(ring.bytes) + lane / 4 * 64 + 16 * q;
+  const uint32_t scales_at = SharedAddress(ring.bytes) + Stage::kCodes + lane;
+  for (int step = 0; step < steps;) {
+    if (unit == 0 && step > 0) cursor.Next();
+    BarrierWait(&ring.here[slot], round & 1);
+    const int n = min(Stage::kUnits, count - unit);
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      if (base + a >= steps) break;
-      if (unit == 0 && base + a > 0) cursor.Next();
+    for (int i = 0; i < Stage::kUnits; ++i) {
+      if (i == n) break;
+      RawUnit<F> raw[2];
+      const uint32_t at =
+          codes_at + static_cast<uint32_t>(slot * Stage::kBytes) + i * (kTile * kUnitBytes<F>);
+      raw[0].LoadShared(at);
+      raw[1].LoadShared(at + 8 * 64);
+      if constexpr (F == Format::kFp4Block32) {
+        const uint32_t from =
+            scales_at + static_cast<uint32_t>(slot * Stage::kBytes) + i * (kTile * 4);
+        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(raw[0].scale) : "r"(from) : "memory");
+        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(raw[1].scale) : "r"(from + 32) : "memory");
+      } else {
+        raw[0].scale = raw[1].scale = next_scale;
+      }
       const bool more = fetched < steps;
-      if (more) turn();
-      const ChunkScale s0 = MakeScale<F>(raw[a][0].scale);
-      const ChunkScale s1 = MakeScale<F>(raw[a][1].scale);
+      if (more) {
+        turn();
+        fetch_scale();
+      }
+      const ChunkScale s0 = MakeScale<F>(raw[0].scale);
+      const ChunkScale s1 = MakeScale<F>(raw[1].scale);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         uint32_t a0[4], a1[4];
-        raw[a][0].template Expand<kInterleaved>(e, s0, cursor.wide, a0);
-        raw[a][1].template Expand<kInterleaved>(e, s1, cursor.wide, a1);
+        raw[0].template Expand<kInterleaved>(e, s0, cursor.wide, a0);
+        raw[1].template Expand<kInterleaved>(e, s1, cursor.wide, a1);
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
           Mma(sum[r], a0[0], a1[0], a0[1], a1[1], v[r][e].x, v[r][e].y);
@@ -178,11 +219,14 @@ __device__ void StreamUnits(int jobs, int units, int begin, int count, Cursor cu
         }
         if (more) fetch(e);
       }
-      ask(a);
       after(cursor, unit, sum);
-      if (++unit == count) unit = 0;
+      ++unit;
     }
-    move();
+    step += n;
+    if (unit == count) unit = 0;
+    __syncwarp();  // all lanes have read the stage
+    if (lane == 0) ask();
+    if (++slot == Stage::kStages) slot = 0, ++round;
   }
 }
 
@@ -216,18 +260,19 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
       }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < kSkinnyOutputs * cursor.rows; i += kSkinnyThreads) {
-      const int t = i / kSkinnyOutputs;
-      const int o = i % kSkinnyOutputs;
+    for (int i = threadIdx.x; i < kTile * cursor.rows; i += kSkinnyThreads) {
+      const int t = i / kTile;
+      const int o = i % kTile;
       float total = 0;
 #pragma unroll
       for (int s = 0; s < kSegments; ++s) total += part[s][t][o];
-      if (cursor.out0 + o < cursor.out_end) store(cursor, t, cursor.out0 + o, total);
+      const int output = cursor.out0 + o;
+      if (output >= cursor.out_begin && output < cursor.out_end) store(cursor, t, output, total);
     }
   };
   if (count > 0) {
     StreamUnits<F, kInterleaved, kRowTiles>(
-        jobs, units, begin, count, first, [&] { ready(begin, count); },
+        shared.ring[warp], jobs, units, begin, count, first, [&] { ready(begin, count); },
         [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
           if (unit + 1 == count) finish(cursor, sum);
         });
@@ -244,14 +289,14 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
 
 // The same with jobs of the warp's own. ready(): waits for all activations.
 template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class Store>
-__device__ void SkinnyByWarp(int jobs, int depth, const Cursor& first, Ready&& ready,
-                             Store&& store) {
+__device__ void SkinnyByWarp(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
+                             const Cursor& first, Ready&& ready, Store&& store) {
   const int units = depth / kUnit;
   int segment = 0;
   int segment_end = SegmentBegin(1, units);
   float total[kRowTiles][4] = {};
   StreamUnits<F, kInterleaved, kRowTiles>(
-      jobs, units, 0, units, first, ready,
+      shared.ring[threadIdx.x / 32], jobs, units, 0, units, first, ready,
       [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
         if (unit + 1 < segment_end) return;
 #pragma unroll
@@ -274,8 +319,9 @@ __device__ void SkinnyByWarp(int jobs, int depth, const Cursor& first, Ready&& r
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int row = 8 * r + MmaRow(i), output = cursor.out0 + MmaOutput(i);
-            if (row < cursor.rows && output < cursor.out_end)
+            if (row < cursor.rows && output >= cursor.out_begin && output < cursor.out_end) {
               store(cursor, row, output, total[r][i]);
+            }
             total[r][i] = 0;
           }
         }

@@ -31,9 +31,9 @@ __device__ inline void CopyAsyncWait() {
   asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
 }
 
-// Rows of a bf16 matrix on their way into a stage: kCount rows, each 8 copies of 16 bytes. kStep:
-// elements from a unit of a row to the next.
-template <int kCount, int kStep>
+// Rows of a bf16 matrix on their way into a stage: kCount rows, each 8 copies of 16 bytes. kPiece:
+// elements from 64 bytes of a row to the next.
+template <int kCount, int kPiece>
 struct StageCopy {
   static constexpr int kPerThread = kCount * 8 / kTileThreads;
   const __nv_bfloat16* row[kPerThread];  // null: zeros
@@ -46,7 +46,7 @@ struct StageCopy {
   }
   __device__ void Start(int stage, __nv_bfloat16* shared) const {
     const int c = threadIdx.x % 8;  // quarter c / 2, its chunk c % 2 of this half unit
-    const int from = stage / 2 * kStep + UnitChunk<Format::kBF16>(c / 2, stage % 2 * 2 + c % 2);
+    const int from = (2 * stage + c % 2) * kPiece + 8 * (c / 2);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int r = threadIdx.x / 8 + i * kTileThreads / 8;
@@ -82,9 +82,11 @@ __device__ void TileProduct(const CudaWeightView& w, int out0, int out_end,
   int boundary = SegmentBegin(segment, units);
 
   const auto* const data = reinterpret_cast<const __nv_bfloat16*>(w.data);
-  const StageCopy<kRows, kUnit> x_copy(any_x, row_of);
-  const StageCopy<kTileOutputs, kTile * kUnit> w_copy(
-      data, [&](int r) { return data + FirstUnit(min(out0 + r, out_end - 1), units) * kUnit; });
+  const StageCopy<kRows, kPieceBytes / 2> x_copy(any_x, row_of);
+  const StageCopy<kTileOutputs, kTilePieceBytes / 2> w_copy(data, [&](int r) {
+    const int row = min(out0 + r, out_end - 1);
+    return data + PieceOf(row, 0, units * kUnitPieces<Format::kBF16>) * (kPieceBytes / 2);
+  });
   const auto start = [&](int stage) {
     x_copy.Start(stage, x_stages + stage % 2 * kRows * kStageStride);
     w_copy.Start(stage, w_stages + stage % 2 * kTileOutputs * kStageStride);

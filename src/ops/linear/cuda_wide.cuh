@@ -77,10 +77,9 @@ __device__ void WideConsume(const CudaWeightView& w, int out0, int out_end, Wide
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = min(out0 + thread / 32 * 16 + lane / 4 + 8 * i, out_end - 1);
-    const auto first = static_cast<uint32_t>(FirstUnit(row, units));
-    data[i] = first * kUnitBytes<F> + 16 * q;
-    scale[i] =
-        F == Format::kFp8Block128 ? static_cast<uint32_t>((row >> 7) * units) : 4 * first + q;
+    data[i] = static_cast<uint32_t>(PieceOf(row, 0, units * kUnitPieces<F>)) * kPieceBytes + 16 * q;
+    scale[i] = F == Format::kFp8Block128 ? static_cast<uint32_t>((row >> 7) * units)
+                                         : 4 * static_cast<uint32_t>(PieceOf(row, 0, units)) + q;
   }
   // From a unit to the next.
   constexpr int kBytes = kTile * kUnitBytes<F>;
