@@ -134,7 +134,7 @@ struct GroupedShare {
 };
 
 // The jobs of the tiles that fall to this block: neighbours, so that its warps share their rows.
-template <Format F, bool kInterleaved, class T>
+template <Format F, class T>
 __device__ void GroupedSkinny(const GroupedProduct& p, const GroupedShare& share, int depth,
                               SkinnyShared<1>& shared, T* y) {
   constexpr int kWarps = kSkinnyThreads / 32;
@@ -151,10 +151,10 @@ __device__ void GroupedSkinny(const GroupedProduct& p, const GroupedShare& share
   if (jobs >= 2 * warps || (jobs <= warps && 8 * jobs >= 7 * warps)) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp >= count) return;
-    SkinnyByWarp<F, kInterleaved, 1>((count - warp + kWarps - 1) / kWarps, depth, shared,
-                                     GroupedCursor(p, first, begin + warp, kWarps), [] {}, store);
+    SkinnyByWarp<F, 1>((count - warp + kWarps - 1) / kWarps, depth, shared,
+                       GroupedCursor(p, first, begin + warp, kWarps), [] {}, store);
   } else if (count > 0) {
-    SkinnyByBlock<F, kInterleaved, 1>(
+    SkinnyByBlock<F, 1>(
         count, depth, shared, GroupedCursor(p, first, begin, 1), [](int, int) {}, store);
   }
 }
@@ -189,12 +189,12 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   const CudaWeightView& w = is_routed ? *routed : *common;
   switch (w.format) {
     case Format::kFp8Block128:
-      GroupedSkinny<Format::kFp8Block128, true>(p, share, w.depth, shared, y);
+      GroupedSkinny<Format::kFp8Block128>(p, share, w.depth, shared, y);
       break;
     case Format::kFp4Block32:
-      GroupedSkinny<Format::kFp4Block32, true>(p, share, w.depth, shared, y);
+      GroupedSkinny<Format::kFp4Block32>(p, share, w.depth, shared, y);
       break;
-    case Format::kBF16: GroupedSkinny<Format::kBF16, false>(p, share, w.depth, shared, y); break;
+    case Format::kBF16: GroupedSkinny<Format::kBF16>(p, share, w.depth, shared, y); break;
     case Format::kF32: break;  // GroupedFloatKernel
   }
 }
@@ -216,11 +216,11 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     StoreResults(OutputOf(p, block, r, y) + o, v, n, p.round, vector);
   };
   if (block.w.format == Format::kFp8Block128) {
-    WideProduct<Format::kFp8Block128, true, kRows>(block.w, block.out0, p.out, any, row_of,
-                                                   block.tile.rows, shared, store);
+    WideProduct<Format::kFp8Block128, kRows>(block.w, block.out0, p.out, any, row_of,
+                                             block.tile.rows, shared, store);
   } else if (block.w.format == Format::kFp4Block32) {
-    WideProduct<Format::kFp4Block32, true, kRows>(block.w, block.out0, p.out, any, row_of,
-                                                  block.tile.rows, shared, store);
+    WideProduct<Format::kFp4Block32, kRows>(block.w, block.out0, p.out, any, row_of,
+                                            block.tile.rows, shared, store);
   }
 }
 

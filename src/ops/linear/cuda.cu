@@ -38,14 +38,12 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream) {
     }
     switch (w.format) {
       case Format::kFp8Block128:
-        LaunchFormat<Format::kFp8Block128, true, T>(w, x, stride, rows, 1, out, stream);
+        LaunchFormat<Format::kFp8Block128, T>(w, x, stride, rows, 1, out, stream);
         break;
       case Format::kFp4Block32:
-        LaunchFormat<Format::kFp4Block32, true, T>(w, x, stride, rows, 1, out, stream);
+        LaunchFormat<Format::kFp4Block32, T>(w, x, stride, rows, 1, out, stream);
         break;
-      case Format::kBF16:
-        LaunchFormat<Format::kBF16, false, T>(w, x, stride, rows, 1, out, stream);
-        break;
+      case Format::kBF16: LaunchFormat<Format::kBF16, T>(w, x, stride, rows, 1, out, stream); break;
       case Format::kF32: break;  // a float product, above
     }
   });

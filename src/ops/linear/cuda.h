@@ -41,7 +41,7 @@ struct CudaWeightView {
   bool wide = false;  // a scale is so large that expanding takes a second multiplication
 };
 
-// The device form: tiles of CudaWeightView, FP4 codes in the order of fp4_words.h.
+// The device form: tiles of CudaWeightView, codes in the order of fp8_words.h and fp4_words.h.
 struct CudaWeight : PackedWeight {
   CudaWeightView view;
   // Set on experts[0].w1 by PackExpertsCuda: device array [E + 1][w1, w2, w3], shared last.

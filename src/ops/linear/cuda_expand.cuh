@@ -4,15 +4,12 @@
 // inputs, as 4 chunks of 8 consecutive ones; chunk e begins at UnitChunk<F>(q, e). The chunks are
 // chosen so that one 16-byte load of a weight row per lane covers whole 64-byte pieces. mma number
 // 2e+i of the unit contracts words 2i, 2i+1 of chunk e, of weight and activation alike.
-//
-// Interleaving. A chunk's 8 values lie in 4 words. In the interleaved order word i holds values i
-// and i + 4, which FP4 codes reach soonest (fp4_words.h). Quantised activations are stored in this
-// order; the natural order (word i holds 2i, 2i + 1) is that of plain bf16 activations.
 #pragma once
 
 #include "ops/cuda/common.cuh"
 #include "ops/linear/cuda.h"
 #include "ops/linear/fp4_words.h"
+#include "ops/linear/fp8_words.h"
 
 namespace fathom::ops::cuda {
 
@@ -65,10 +62,11 @@ struct ChunkScale {
   uint32_t second;
 };
 
+// wide: whether the second factor may be another one than 1.
 template <Format F>
-__device__ inline ChunkScale MakeScale(uint32_t ue8m0) {
+__device__ inline ChunkScale MakeScale(uint32_t ue8m0, bool wide) {
   const uint32_t field = ue8m0 + (F == Format::kFp4Block32 ? 126u : 120u);
-  const uint32_t first = min(field, 254u);
+  const uint32_t first = wide ? min(field, 254u) : field;
   return {(first << 7) * 0x00010001u, ((127u + field - first) << 7) * 0x00010001u};
 }
 
@@ -80,22 +78,15 @@ __device__ inline void ApplyScale(const ChunkScale& scale, bool wide, uint32_t w
   for (int i = 0; i < 4; ++i) word[i] = MultiplyBf16x2(word[i], scale.second);
 }
 
-// Eight e4m3 codes, the first in the low byte of `low`.
-template <bool kInterleaved>
+// The eight e4m3 codes of two words.
 __device__ inline void ExpandFp8(uint32_t low, uint32_t high, const ChunkScale& scale, bool wide,
                                  uint32_t word[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t a = kInterleaved ? i : 2 * i;
-    const uint32_t b = kInterleaved ? i + 4 : 2 * i + 1;
-    // The code in the upper byte of each half: sign in place, exponent and fraction 4 too high.
-    const uint32_t p = __byte_perm(low, high, (a * 0x11u) | (b * 0x1100u));
-    word[i] = (p & 0x80008000u) | ((p >> 4) & 0x07f007f0u);
-  }
+  Fp8Pairs(low, word);
+  Fp8Pairs(high, word + 2);
   ApplyScale(scale, wide, word);
 }
 
-// The eight e2m1 codes of a word; interleaved.
+// The eight e2m1 codes of a word.
 __device__ inline void ExpandFp4(uint32_t codes, const ChunkScale& scale, bool wide,
                                  uint32_t word[4]) {
   Fp4Pairs(codes, word);
@@ -114,8 +105,11 @@ __device__ inline float WeightValue(const CudaWeightView& w, int row, int k) {
     case Format::kF32: return reinterpret_cast<const float*>(w.data)[int64_t{row} * w.depth + k];
     case Format::kBF16:
       return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(w.data + at(16)));
-    case Format::kFp8Block128:
-      return FromE4m3(w.data[at(8)]) * FromE8m0(w.scale[int64_t{row >> 7} * units + k / kUnit]);
+    case Format::kFp8Block128: {
+      const uint32_t word = *reinterpret_cast<const uint32_t*>(w.data + at(8) / 4 * 4);
+      return FromE4m3(static_cast<uint8_t>(Fp8Code(word, k % 4))) *
+             FromE8m0(w.scale[int64_t{row >> 7} * units + k / kUnit]);
+    }
     case Format::kFp4Block32: {
       const uint32_t word = *reinterpret_cast<const uint32_t*>(w.data + at(4) / 4 * 4);
       const uint32_t code = Fp4Code(word, k % 8);

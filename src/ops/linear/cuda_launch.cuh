@@ -106,8 +106,8 @@ struct SkinnyShare {
 
 // The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
 // first members are copies of the parameter's, for the parameter itself, and reads others past it.
-template <Format F, bool kInterleaved, int kRowTiles, bool kByWarp, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
+template <Format F, int kRowTiles, bool kByWarp, class T>
+__global__ void __launch_bounds__(kSkinnyThreads, 2)
     SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
                  int jobs, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;
@@ -119,10 +119,10 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
   };
   auto& shared = SharedOf<SkinnyShared<kRowTiles>>();
   if constexpr (kByWarp) {
-    SkinnyByWarp<F, kInterleaved, kRowTiles>(
+    SkinnyByWarp<F, kRowTiles>(
         share.count, w.depth, shared, cursor, [] { WaitForPrevious(); }, store);
   } else {
-    SkinnyByBlock<F, kInterleaved, kRowTiles>(
+    SkinnyByBlock<F, kRowTiles>(
         share.count, w.depth, shared, cursor, [](int, int) { WaitForPrevious(); }, store);
   }
 }
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
   if constexpr (kByWarp) {
-    SkinnyByWarp<F, true, 1>(
+    SkinnyByWarp<F, 1>(
         share.count, w.depth, shared, cursor,
         [&] {
           WaitForPrevious();
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
         },
         store);
   } else {
-    SkinnyByBlock<F, true, 1>(
+    SkinnyByBlock<F, 1>(
         share.count, w.depth, shared, cursor,
         [&](int begin, int count) {
           WaitForPrevious();
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kTileThreads, kRows > 64 ? 1 : 2)
 }
 
 // The same grids with tiles of kWideOutputs.
-template <Format F, bool kInterleaved, int kRows, class T>
+template <Format F, int kRows, class T>
 __global__ void __launch_bounds__(kWideThreads, 1)
     WideKernel(const __grid_constant__ CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride,
                int rows, int rank, Output<T> out) {
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const int64_t row0 = int64_t{blockIdx.x} * kRows;
   const int count = static_cast<int>(min(int64_t{kRows}, rows - row0));
   const __nv_bfloat16* const first = x + row0 * x_stride + int64_t{group} * w.depth;
-  WideProduct<F, kInterleaved, kRows>(
+  WideProduct<F, kRows>(
       w, group * rank + static_cast<int>(blockIdx.y) * kWideOutputs, (group + 1) * rank, x,
       [&](int r) { return r < count ? first + r * x_stride : nullptr; }, count, wide_memory,
       [&](int r, int o, const float4& v, int n) {
@@ -272,9 +272,9 @@ void LaunchSkinny(int jobs, Workers&& workers) {
 
 // Whether a product takes activations as they come, without a kernel that prepares them.
 inline bool TakesFresh(int64_t rows, const CudaWeightView& w) {
-  // Bytes beside the ring: of two blocks on a multiprocessor, or of one.
-  const int64_t most = w.out > kTile * kSkinnyBlocks / 2 ? 33 << 10 : 128 << 10;
-  return rows <= kSkinnyRows && rows * FreshStride(w.depth) * 2 <= most &&
+  constexpr int64_t kMost =
+      33 << 10;  // bytes beside SkinnyShared, of two blocks on a multiprocessor
+  return rows <= kSkinnyRows && rows * FreshStride(w.depth) * 2 <= kMost &&
          (w.format == Format::kFp8Block128 || w.format == Format::kFp4Block32);
 }
 
@@ -296,14 +296,14 @@ void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& 
 }
 
 // x in the form that the number of rows asks for (IsWide).
-template <Format F, bool kInterleaved, class T>
+template <Format F, class T>
 void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_stride, int rows,
                   int groups, const Output<T>& out, cudaStream_t stream) {
   const int rank = w.out / groups;
   const auto skinny = [&]<int kRowTiles>() {
     const int jobs = GroupTiles(rank) * groups;
     LaunchSkinny(jobs, [&](auto by_warp, unsigned blocks) {
-      const auto kernel = SkinnyKernel<F, kInterleaved, kRowTiles, decltype(by_warp)::value, T>;
+      const auto kernel = SkinnyKernel<F, kRowTiles, decltype(by_warp)::value, T>;
       constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<kRowTiles>));
       AllowShared(kernel, kShared);
       LaunchOverlapped(kernel, blocks, kSkinnyThreads, kShared, stream, 1, w, x, x_stride, rows,
@@ -326,11 +326,9 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
       launch(TileKernel<128, T>, 128, kTileOutputs, kTileThreads, kTileSharedBytes<128>);
     }
   } else if (rows <= 64) {
-    launch(WideKernel<F, kInterleaved, 64, T>, 64, kWideOutputs, kWideThreads,
-           kWideSharedBytes<64>);
+    launch(WideKernel<F, 64, T>, 64, kWideOutputs, kWideThreads, kWideSharedBytes<64>);
   } else {
-    launch(WideKernel<F, kInterleaved, 128, T>, 128, kWideOutputs, kWideThreads,
-           kWideSharedBytes<128>);
+    launch(WideKernel<F, 128, T>, 128, kWideOutputs, kWideThreads, kWideSharedBytes<128>);
   }
 }
 

@@ -52,23 +52,24 @@ void CopyRows(uint8_t* device, int64_t device_rows, int64_t device_row, const vo
                                  static_cast<size_t>(rows), cudaMemcpyHostToDevice));
 }
 
-__device__ uint4 ToDevice(uint4 piece, bool fp4) {
-  if (!fp4) return piece;
-  return {ToFp4Word(piece.x), ToFp4Word(piece.y), ToFp4Word(piece.z), ToFp4Word(piece.w)};
+__device__ uint32_t ToDevice(uint32_t codes, WeightFormat format) {
+  if (format == WeightFormat::kFp4Block32) return ToFp4Word(codes);
+  return format == WeightFormat::kFp8Block128 ? ToFp8Word(codes) : codes;
 }
-__device__ uint32_t ToDevice(uint32_t piece, bool) {
-  return piece;
+__device__ uint4 ToDevice(const uint4& piece, WeightFormat format) {
+  return {ToDevice(piece.x, format), ToDevice(piece.y, format), ToDevice(piece.z, format),
+          ToDevice(piece.w, format)};
 }
 
 constexpr int kTileThreads = 1024;
 constexpr int kTilePieces = 16;  // of a thread at a time
 constexpr int64_t kInPlacePieces = int64_t{kTileThreads} * kTilePieces / kCudaTile;  // of a row
 
-// From rows of `units` units of `pieces` pieces to [units][16 rows][pieces], a block a tile. Rows
-// of at most kInPlacePieces may be turned in place.
+// From rows of `units` units of `pieces` pieces, whose words ToDevice takes by `format`, to
+// [units][16 rows][pieces], a block a tile. Rows of at most kInPlacePieces may be turned in place.
 template <class Piece>
 __global__ void __launch_bounds__(kTileThreads)
-    TileRows(const Piece* from, Piece* to, int units, int pieces, bool fp4) {
+    TileRows(const Piece* from, Piece* to, int units, int pieces, WeightFormat format) {
   constexpr int kRows = static_cast<int>(kCudaTile);
   const int row_pieces = units * pieces, all = kRows * row_pieces;
   from += int64_t{blockIdx.x} * all;
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
     for (int j = 0; j < kTilePieces; ++j) {
       const int i = base + j * kTileThreads + static_cast<int>(threadIdx.x);
-      if (i < all) value[j] = ToDevice(from[i], fp4);
+      if (i < all) value[j] = ToDevice(from[i], format);
     }
     __syncthreads();
 #pragma unroll
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kTileThreads)
 
 // Brings rows on the device into the order of CudaWeightView. unit_bytes: of a row.
 template <class Piece>
-void Tile(uint8_t* data, int64_t rows, int64_t row_bytes, int64_t unit_bytes, bool fp4) {
+void Tile(uint8_t* data, int64_t rows, int64_t row_bytes, int64_t unit_bytes, WeightFormat format) {
   const auto pieces = static_cast<int>(unit_bytes / static_cast<int64_t>(sizeof(Piece)));
   const auto units = static_cast<int>(row_bytes / unit_bytes);
   auto* const at = reinterpret_cast<Piece*>(data);
@@ -105,7 +106,8 @@ void Tile(uint8_t* data, int64_t rows, int64_t row_bytes, int64_t unit_bytes, bo
     FATHOM_CUDA_CHECK(cudaMemcpy(copy, data, bytes, cudaMemcpyDeviceToDevice));
     from = static_cast<const Piece*>(copy);
   }
-  TileRows<<<static_cast<unsigned>(rows / kCudaTile), kTileThreads>>>(from, at, units, pieces, fp4);
+  TileRows<<<static_cast<unsigned>(rows / kCudaTile), kTileThreads>>>(from, at, units, pieces,
+                                                                      format);
   FATHOM_CUDA_CHECK(cudaGetLastError());
   if (copy != nullptr) FATHOM_CUDA_CHECK(cudaFree(copy));  // waits for the kernel
 }
@@ -140,8 +142,8 @@ void PackLinearCuda(LinearWeight& weight, const CudaAllocate& allocate) {
            layout.host_scale_row);
   const bool fp4 = weight.format == WeightFormat::kFp4Block32;
   if (weight.format != WeightFormat::kF32 && weight.out > 0) {
-    Tile<uint4>(data, layout.rows, layout.device_row, kCudaPiece, fp4);
-    if (fp4) Tile<uint32_t>(scale, layout.scale_rows, layout.scale_row, 4, false);
+    Tile<uint4>(data, layout.rows, layout.device_row, kCudaPiece, weight.format);
+    if (fp4) Tile<uint32_t>(scale, layout.scale_rows, layout.scale_row, 4, WeightFormat::kBF16);
   }
 
   // A copy from pageable memory may return before it arrives, and steps run on other streams.

@@ -10,12 +10,12 @@ namespace fathom::ops::cuda {
 enum class Form : uint8_t {
   kFloat,      // f32, not rounded: kReference and F32 weights
   kPlain,      // bf16, natural order: BF16 weights
-  kQuantised,  // bf16 values of the activation quantiser, interleaved: FP8 and FP4 weights
+  kQuantised,  // bf16 values of the activation quantiser: FP8 and FP4 weights
   // The same for many rows (cuda_wide.cuh): within a half unit the words lie in the order in which
   // products of the weight's format take them, those of the four quarters side by side.
   kWideFp8,
   kWideFp4,
-  kWidePlain,  // bf16 in natural order, for FP8 weights
+  kWidePlain,  // not quantised, for FP8 weights
 };
 
 // The form of a product with many rows.
@@ -55,16 +55,7 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
     return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(low))) |
            static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
   };
-  uint2 words = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
-  if (quantised) {
-    // A pair of lanes holds a chunk of 8 and trades halves: the even lane stores words (0,4) (1,5),
-    // the odd one (2,6) (3,7).
-    const bool odd = (lane & 1) != 0;
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? words.x : words.y, 1);
-    const uint32_t low = odd ? other : words.x;
-    const uint32_t high = odd ? words.y : other;
-    words = make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
-  }
+  const uint2 words = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
   if (form == Form::kPlain || form == Form::kQuantised) {
     *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(row) + at) = words;
     return;

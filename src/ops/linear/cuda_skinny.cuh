@@ -13,6 +13,8 @@
 // and Next(). Rows that do not exist are any that do: their columns are computed in vain.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/cuda/hopper.cuh"
 #include "ops/linear/cuda_expand.cuh"
 
@@ -48,16 +50,15 @@ struct RawUnit {
     }
   }
 
-  template <bool kInterleaved>
   __device__ void Expand(int e, const ChunkScale& s, bool wide, uint32_t word[4]) const {
     if constexpr (F == Format::kBF16) {
       word[0] = load[e].x, word[1] = load[e].y, word[2] = load[e].z, word[3] = load[e].w;
     } else if constexpr (F == Format::kFp8Block128) {
       const uint4& v = load[e / 2];
       if (e % 2 == 0) {
-        ExpandFp8<kInterleaved>(v.x, v.y, s, wide, word);
+        ExpandFp8(v.x, v.y, s, wide, word);
       } else {
-        ExpandFp8<kInterleaved>(v.z, v.w, s, wide, word);
+        ExpandFp8(v.z, v.w, s, wide, word);
       }
     } else {
       const uint4& v = load[0];
@@ -66,23 +67,19 @@ struct RawUnit {
   }
 };
 
-// A warp's weights on their way: stages of whole units of one job.
+// A warp's weights on their way: stages of whole units of one job, about 4 KiB each.
 template <Format F>
 struct SkinnyStage {
-  static constexpr int kUnits = F == Format::kFp4Block32 ? 2 : 1;
+  static constexpr int kUnits = 4096 / (kTile * kUnitBytes<F>);
   static constexpr int kCodes = kUnits * kTile * kUnitBytes<F>;
   static constexpr int kScales = F == Format::kFp4Block32 ? kUnits * kTile * 4 : 0;
   static constexpr int kBytes = kCodes + kScales;
-  static constexpr int kStages = F == Format::kBF16 ? 2 : 4;
 };
+inline constexpr int kSkinnyStages = 2;
 struct SkinnyRing {
-  alignas(128) uint8_t bytes[SkinnyStage<Format::kFp4Block32>::kBytes * 4];
-  uint64_t here[4];  // barriers of the stages
+  alignas(128) uint8_t bytes[kSkinnyStages * SkinnyStage<Format::kFp4Block32>::kBytes];
+  uint64_t here[kSkinnyStages];  // barriers of the stages
 };
-static_assert(sizeof(SkinnyRing::bytes) >= SkinnyStage<Format::kFp8Block128>::kBytes *
-                                               SkinnyStage<Format::kFp8Block128>::kStages);
-static_assert(sizeof(SkinnyRing::bytes) >=
-              SkinnyStage<Format::kBF16>::kBytes * SkinnyStage<Format::kBF16>::kStages);
 
 template <int kRowTiles>
 struct SkinnyShared {
@@ -95,7 +92,7 @@ struct SkinnyShared {
 // called after each unit, counted within the job; it zeroes `sum` when it has taken it. ready(), in
 // which the warp waits for its activations, is called once, when the first weights have been asked
 // for. ring: the warp's, used by no earlier call.
-template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class After>
+template <Format F, int kRowTiles, class Cursor, class Ready, class After>
 __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, int count,
                             Cursor cursor, Ready&& ready, After&& after) {
   using Stage = SkinnyStage<F>;
@@ -125,9 +122,9 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   };
   if (lane == 0) {
 #pragma unroll
-    for (int i = 0; i < Stage::kStages; ++i) BarrierInit(&ring.here[i], 1);
+    for (int i = 0; i < kSkinnyStages; ++i) BarrierInit(&ring.here[i], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (slot = 0; slot < Stage::kStages; ++slot) ask();
+    for (slot = 0; slot < kSkinnyStages; ++slot) ask();
   }
   slot = 0;
   __syncwarp();
@@ -135,7 +132,8 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   if (steps == 0) return;
 
   // Activations of the next unit are asked for as those of the present one have been used; so are
-  // scales of FP8.
+  // scales of FP8. Four tiles' would take the registers of half of the warps.
+  constexpr bool kAhead = kRowTiles <= 2;
   uint4 v[kRowTiles][4];
   const __nv_bfloat16* x[kRowTiles];
   const uint8_t* scale = nullptr;
@@ -169,64 +167,87 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   const auto fetch_scale = [&] {
     if constexpr (F == Format::kFp8Block128) next_scale = __ldg(scale);
   };
-  turn();
-  fetch_scale();
+  if constexpr (kAhead) {
+    turn();
+    fetch_scale();
 #pragma unroll
-  for (int e = 0; e < 4; ++e) fetch(e);
+    for (int e = 0; e < 4; ++e) fetch(e);
+  }
 
   float sum[kRowTiles][4] = {};
-  int unit = 0;        // of the job
-  uint32_t round = 0;  // of the ring
+  int unit = 0;               // of the job
+  int place = 0, filled = 0;  // of the unit in the stage; units of the stage
+  uint32_t round = 0;         // of the ring
   // The lane's place in a unit: 16 bytes of the first of its two rows.
-  const uint32_t codes_at = SharedAddress(ring.bytes) + lane / 4 * 64 + 16 * q;
-  const uint32_t scales_at = SharedAddress(ring.bytes) + Stage::kCodes + lane;
-  for (int step = 0; step < steps;) {
+  const uint32_t ring_at = SharedAddress(ring.bytes);
+  uint32_t codes_at = 0, scales_at = 0;
+  for (int step = 0; step < steps; ++step) {
     if (unit == 0 && step > 0) cursor.Next();
-    BarrierWait(&ring.here[slot], round & 1);
-    const int n = min(Stage::kUnits, count - unit);
-#pragma unroll
-    for (int i = 0; i < Stage::kUnits; ++i) {
-      if (i == n) break;
-      RawUnit<F> raw[2];
-      const uint32_t at =
-          codes_at + static_cast<uint32_t>(slot * Stage::kBytes) + i * (kTile * kUnitBytes<F>);
-      raw[0].LoadShared(at);
-      raw[1].LoadShared(at + 8 * 64);
-      if constexpr (F == Format::kFp4Block32) {
-        const uint32_t from =
-            scales_at + static_cast<uint32_t>(slot * Stage::kBytes) + i * (kTile * 4);
-        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(raw[0].scale) : "r"(from) : "memory");
-        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(raw[1].scale) : "r"(from + 32) : "memory");
-      } else {
-        raw[0].scale = raw[1].scale = next_scale;
-      }
-      const bool more = fetched < steps;
-      if (more) {
-        turn();
-        fetch_scale();
-      }
-      const ChunkScale s0 = MakeScale<F>(raw[0].scale);
-      const ChunkScale s1 = MakeScale<F>(raw[1].scale);
+    if (place == filled) {
+      BarrierWait(&ring.here[slot], round & 1);
+      place = 0;
+      filled = min(Stage::kUnits, count - unit);
+      codes_at = ring_at + static_cast<uint32_t>(slot * Stage::kBytes) + lane / 4 * 64 + 16 * q;
+      scales_at = ring_at + static_cast<uint32_t>(slot * Stage::kBytes) + Stage::kCodes + lane;
+    }
+    if constexpr (!kAhead) {
+      turn();
+      fetch_scale();
+    }
+    RawUnit<F> raw[2];
+    raw[0].LoadShared(codes_at);
+    raw[1].LoadShared(codes_at + kTilePieceBytes / 2);
+    codes_at += kTile * kUnitBytes<F>;
+    if constexpr (F == Format::kFp4Block32) {
+      const auto scale_of = [](uint32_t at) {
+        uint32_t scale;
+        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(scale) : "r"(at) : "memory");
+        return scale;
+      };
+      raw[0].scale = scale_of(scales_at);
+      raw[1].scale = scale_of(scales_at + kTile * 4 / 2);
+      scales_at += kTile * 4;
+    } else {
+      raw[0].scale = raw[1].scale = next_scale;
+    }
+    const bool more = kAhead && fetched < steps;
+    if (more) {
+      turn();
+      fetch_scale();
+    }
+    const auto multiply = [&](auto wide) {
+      constexpr bool kWide = decltype(wide)::value;
+      const ChunkScale s0 = MakeScale<F>(raw[0].scale, kWide);
+      const ChunkScale s1 = MakeScale<F>(raw[1].scale, kWide);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
+        if constexpr (!kAhead) fetch(e);
         uint32_t a0[4], a1[4];
-        raw[0].template Expand<kInterleaved>(e, s0, cursor.wide, a0);
-        raw[1].template Expand<kInterleaved>(e, s1, cursor.wide, a1);
+        raw[0].Expand(e, s0, kWide, a0);
+        raw[1].Expand(e, s1, kWide, a1);
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
           Mma(sum[r], a0[0], a1[0], a0[1], a1[1], v[r][e].x, v[r][e].y);
           Mma(sum[r], a0[2], a1[2], a0[3], a1[3], v[r][e].z, v[r][e].w);
         }
-        if (more) fetch(e);
+        if constexpr (kAhead) {
+          if (more) fetch(e);
+        }
       }
-      after(cursor, unit, sum);
-      ++unit;
+    };
+    // One branch a unit, not one a chunk.
+    if (F != Format::kBF16 && cursor.wide) {
+      multiply(std::true_type());
+    } else {
+      multiply(std::false_type());
     }
-    step += n;
-    if (unit == count) unit = 0;
-    __syncwarp();  // all lanes have read the stage
-    if (lane == 0) ask();
-    if (++slot == Stage::kStages) slot = 0, ++round;
+    after(cursor, unit, sum);
+    if (++unit == count) unit = 0;
+    if (++place == filled) {
+      __syncwarp();  // all lanes have read the stage
+      if (lane == 0) ask();
+      if (++slot == kSkinnyStages) slot = 0, ++round;
+    }
   }
 }
 
@@ -241,7 +262,7 @@ __device__ inline int MmaOutput(int i) {
 // `jobs` jobs from the cursor on, the same ones in every warp of the block: a warp per segment.
 // store(cursor, row, output, value) is called once for every element. depth: of every weight.
 // ready(begin, count): waits for the activations of units [begin, begin + count).
-template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class Store>
+template <Format F, int kRowTiles, class Cursor, class Ready, class Store>
 __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
                               const Cursor& first, Ready&& ready, Store&& store) {
   const int warp = threadIdx.x / 32;
@@ -271,7 +292,7 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
     }
   };
   if (count > 0) {
-    StreamUnits<F, kInterleaved, kRowTiles>(
+    StreamUnits<F, kRowTiles>(
         shared.ring[warp], jobs, units, begin, count, first, [&] { ready(begin, count); },
         [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
           if (unit + 1 == count) finish(cursor, sum);
@@ -288,14 +309,14 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
 }
 
 // The same with jobs of the warp's own. ready(): waits for all activations.
-template <Format F, bool kInterleaved, int kRowTiles, class Cursor, class Ready, class Store>
+template <Format F, int kRowTiles, class Cursor, class Ready, class Store>
 __device__ void SkinnyByWarp(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
                              const Cursor& first, Ready&& ready, Store&& store) {
   const int units = depth / kUnit;
   int segment = 0;
   int segment_end = SegmentBegin(1, units);
   float total[kRowTiles][4] = {};
-  StreamUnits<F, kInterleaved, kRowTiles>(
+  StreamUnits<F, kRowTiles>(
       shared.ring[threadIdx.x / 32], jobs, units, 0, units, first, ready,
       [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
         if (unit + 1 < segment_end) return;

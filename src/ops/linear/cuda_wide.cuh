@@ -67,7 +67,7 @@ __device__ void WideProduce(const __nv_bfloat16* any_x, RowOf&& row_of, int stag
 }
 
 // By the first two warpgroups; sum + total are the products.
-template <Format F, bool kInterleaved, int kRows>
+template <Format F, int kRows>
 __device__ void WideConsume(const CudaWeightView& w, int out0, int out_end, WideShared<kRows>& s,
                             float (&sum)[kRows / 2], float (&total)[kRows / 2]) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, q = lane % 4;
@@ -113,7 +113,7 @@ __device__ void WideConsume(const CudaWeightView& w, int out0, int out_end, Wide
         boundary = SegmentBegin(++segment, units);
       } while (segment < kSegments && boundary == unit);
     }
-    const ChunkScale s0 = MakeScale<F>(now[0].scale), s1 = MakeScale<F>(now[1].scale);
+    const ChunkScale s0 = MakeScale<F>(now[0].scale, wide), s1 = MakeScale<F>(now[1].scale, wide);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int stage = 2 * unit + e / 2, slot = stage % kWideStages;
@@ -123,8 +123,8 @@ __device__ void WideConsume(const CudaWeightView& w, int out0, int out_end, Wide
         BarrierArrive(&s.empty[(stage - 2) % kWideStages]);
       }
       uint32_t upper[4], lower[4];
-      now[0].template Expand<kInterleaved>(e, s0, wide, upper);
-      now[1].template Expand<kInterleaved>(e, s1, wide, lower);
+      now[0].Expand(e, s0, wide, upper);
+      now[1].Expand(e, s1, wide, lower);
       auto& words = a[e % kSteps];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -152,7 +152,7 @@ __device__ void WideConsume(const CudaWeightView& w, int out0, int out_end, Wide
 
 // As TileProduct with rows in WideOrder, by a block of kWideThreads with kWideSharedBytes<kRows> of
 // shared memory.
-template <Format F, bool kInterleaved, int kRows, class RowOf, class Store>
+template <Format F, int kRows, class RowOf, class Store>
 __device__ void WideProduct(const CudaWeightView& w, int out0, int out_end,
                             const __nv_bfloat16* any_x, RowOf&& row_of, int rows, void* memory,
                             Store&& store) {
@@ -177,7 +177,7 @@ __device__ void WideProduct(const CudaWeightView& w, int out0, int out_end,
   }
   MoreRegisters<kWideRegisters>();
   float sum[kRows / 2], total[kRows / 2];
-  WideConsume<F, kInterleaved, kRows>(w, out0, out_end, s, sum, total);
+  WideConsume<F, kRows>(w, out0, out_end, s, sum, total);
 
   const auto consumers = [] { asm volatile("bar.sync 1, 256;" ::: "memory"); };
   consumers();  // the stages have been read: their memory takes the results

@@ -1,21 +1,17 @@
 // FP4 (e2m1) codes as the device keeps them. Eight codes of a row lie in a 32-bit word; a product
-// wants them as bf16 pairs (i, i + 4), sign in bit 15, exponent and fraction in bits 8 to 6 of a
-// half. Stored in ascending order, as in a checkpoint, each pair would take two shifts and two
-// masks. Here half h holds codes 4h to 4h + 3, and within it the first pair lies where it is
-// wanted, the second one shift below: 11 instructions instead of 15.
+// wants them as bf16 pairs (2i, 2i + 1), sign in bit 15, exponent and fraction in bits 8 to 6 of a
+// half. Stored in ascending order, as in a checkpoint, each pair would take two shifts, two masks
+// and an exchange. Here half h holds the pairs' elements h, and within it the first pair lies where
+// it is wanted, the second one shift below: 11 instructions.
 #pragma once
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define FATHOM_HOST_DEVICE __host__ __device__
-#else
-#define FATHOM_HOST_DEVICE
-#endif
+#include "ops/linear/host_device.h"
 
 namespace fathom::ops {
 
-// Bits of a half: the sign of code i, and the lowest of its other three.
+// Bits of a half: the sign of pair i's code, and the lowest of its other three.
 FATHOM_HOST_DEVICE constexpr int Fp4SignBit(int i) {
   return i == 0 ? 15 : i == 1 ? 12 : i == 2 ? 14 : 13;
 }
@@ -28,7 +24,7 @@ FATHOM_HOST_DEVICE constexpr uint32_t ToFp4Word(uint32_t codes) {
   uint32_t word = 0;
   for (int j = 0; j < 8; ++j) {
     const uint32_t code = codes >> 4 * j & 15u;
-    const int half = j / 4 * 16, i = j % 4;
+    const int half = j % 2 * 16, i = j / 2;
     word |= (code >> 3) << (half + Fp4SignBit(i)) | (code & 7u) << (half + Fp4LowBit(i));
   }
   return word;
@@ -36,13 +32,13 @@ FATHOM_HOST_DEVICE constexpr uint32_t ToFp4Word(uint32_t codes) {
 
 // Code j of a word.
 FATHOM_HOST_DEVICE constexpr uint32_t Fp4Code(uint32_t word, int j) {
-  const uint32_t half = word >> j / 4 * 16;
-  const int i = j % 4;
+  const uint32_t half = word >> j % 2 * 16;
+  const int i = j / 2;
   return (half >> Fp4SignBit(i) & 1u) << 3 | (half >> Fp4LowBit(i) & 7u);
 }
 
-// Codes i and i + 4 as bf16 in the low and high half of pair[i], 2^126 too small: the exponent has
-// e2m1's bias of 1, not bf16's of 127. Zeros and the subnormal code come out right.
+// Codes 2i and 2i + 1 as bf16 in the low and high half of pair[i], 2^126 too small: the exponent
+// has e2m1's bias of 1, not bf16's of 127. Zeros and the subnormal code come out right.
 FATHOM_HOST_DEVICE constexpr void Fp4Pairs(uint32_t word, uint32_t pair[4]) {
   pair[0] = word & 0x81c081c0u;
   pair[1] = word << 3 & 0x81c081c0u;

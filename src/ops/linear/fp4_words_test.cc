@@ -32,7 +32,7 @@ TEST(Fp4Words, PairsAreTheValuesTimesAPowerOfTwo) {
       const uint32_t code = codes >> 4 * j & 15u;
       const float magnitude = kMagnitude[code & 7u];
       const float want = std::ldexp((code & 8u) != 0 ? -magnitude : magnitude, -126);
-      const float got = value(pair[j % 4] >> j / 4 * 16 & 0xffffu);
+      const float got = value(pair[j / 2] >> j % 2 * 16 & 0xffffu);
       ASSERT_EQ(std::bit_cast<uint32_t>(got), std::bit_cast<uint32_t>(want)) << code << " at " << j;
     }
   }

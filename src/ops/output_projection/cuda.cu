@@ -82,10 +82,10 @@ void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaS
       stride = CudaDepth(args.o.cols);
     }
     if (w.format == Format::kFp8Block128) {
-      LaunchFormat<Format::kFp8Block128, false, T>(w, x, stride, rows, args.groups, out, stream);
+      LaunchFormat<Format::kFp8Block128, T>(w, x, stride, rows, args.groups, out, stream);
     } else {
       Require(w.format == Format::kBF16, "wo_a is FP4");
-      LaunchFormat<Format::kBF16, false, T>(w, x, stride, rows, args.groups, out, stream);
+      LaunchFormat<Format::kBF16, T>(w, x, stride, rows, args.groups, out, stream);
     }
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());
