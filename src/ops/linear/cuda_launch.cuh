@@ -107,7 +107,7 @@ struct SkinnyShare {
 // The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
 // first members are copies of the parameter's, for the parameter itself, and reads others past it.
 template <Format F, int kRowTiles, bool kByWarp, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
+__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
     SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
                  int jobs, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;

@@ -132,30 +132,15 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   if (steps == 0) return;
 
   // Activations of the next unit are asked for as those of the present one have been used; so are
-  // scales of FP8. Four tiles' would take the registers of half of the warps.
-  constexpr bool kAhead = kRowTiles <= 2;
+  // scales of FP8.
   uint4 v[kRowTiles][4];
   const __nv_bfloat16* x[kRowTiles];
   const uint8_t* scale = nullptr;
-  Cursor fetching = cursor;
-  int fetched = 0, fetched_unit = 0;
-  const auto turn = [&] {
-    if (fetched_unit == 0) {
-      if (fetched > 0) fetching.Next();
+  uint32_t next_scale = 0;
+  const auto turn_to = [&](const Cursor& job) {
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        x[r] = fetching.x[r] + begin * kUnit + UnitChunk<F>(q, 0);
-      }
-      if constexpr (F == Format::kFp8Block128) {
-        scale = fetching.scale + (fetching.out0 >> 7) * units + begin;
-      }
-    } else {
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) x[r] += kUnit;
-      if constexpr (F == Format::kFp8Block128) ++scale;
-    }
-    ++fetched;
-    if (++fetched_unit == count) fetched_unit = 0;
+    for (int r = 0; r < kRowTiles; ++r) x[r] = job.x[r] + begin * kUnit + UnitChunk<F>(q, 0);
+    if constexpr (F == Format::kFp8Block128) scale = job.scale + (job.out0 >> 7) * units + begin;
   };
   const auto fetch = [&](int e) {
 #pragma unroll
@@ -163,16 +148,13 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
       v[r][e] = *reinterpret_cast<const uint4*>(x[r] + UnitChunk<F>(0, e));
     }
   };
-  uint32_t next_scale = 0;
   const auto fetch_scale = [&] {
     if constexpr (F == Format::kFp8Block128) next_scale = __ldg(scale);
   };
-  if constexpr (kAhead) {
-    turn();
-    fetch_scale();
+  turn_to(cursor);
+  fetch_scale();
 #pragma unroll
-    for (int e = 0; e < 4; ++e) fetch(e);
-  }
+  for (int e = 0; e < 4; ++e) fetch(e);
 
   float sum[kRowTiles][4] = {};
   int unit = 0;               // of the job
@@ -181,18 +163,14 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   // The lane's place in a unit: 16 bytes of the first of its two rows.
   const uint32_t ring_at = SharedAddress(ring.bytes);
   uint32_t codes_at = 0, scales_at = 0;
+  Cursor following = cursor;  // of the next job
   for (int step = 0; step < steps; ++step) {
-    if (unit == 0 && step > 0) cursor.Next();
     if (place == filled) {
       BarrierWait(&ring.here[slot], round & 1);
       place = 0;
       filled = min(Stage::kUnits, count - unit);
       codes_at = ring_at + static_cast<uint32_t>(slot * Stage::kBytes) + lane / 4 * 64 + 16 * q;
       scales_at = ring_at + static_cast<uint32_t>(slot * Stage::kBytes) + Stage::kCodes + lane;
-    }
-    if constexpr (!kAhead) {
-      turn();
-      fetch_scale();
     }
     RawUnit<F> raw[2];
     raw[0].LoadShared(codes_at);
@@ -210,18 +188,23 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
     } else {
       raw[0].scale = raw[1].scale = next_scale;
     }
-    const bool more = kAhead && fetched < steps;
-    if (more) {
-      turn();
-      fetch_scale();
+    const bool last = unit + 1 == count, more = step + 1 < steps;
+    if (!last) {
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) x[r] += kUnit;
+      if constexpr (F == Format::kFp8Block128) ++scale;
+    } else if (more) {
+      following = cursor;
+      following.Next();
+      turn_to(following);
     }
+    if (more) fetch_scale();
     const auto multiply = [&](auto wide) {
       constexpr bool kWide = decltype(wide)::value;
       const ChunkScale s0 = MakeScale<F>(raw[0].scale, kWide);
       const ChunkScale s1 = MakeScale<F>(raw[1].scale, kWide);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if constexpr (!kAhead) fetch(e);
         uint32_t a0[4], a1[4];
         raw[0].Expand(e, s0, kWide, a0);
         raw[1].Expand(e, s1, kWide, a1);
@@ -230,9 +213,7 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
           Mma(sum[r], a0[0], a1[0], a0[1], a1[1], v[r][e].x, v[r][e].y);
           Mma(sum[r], a0[2], a1[2], a0[3], a1[3], v[r][e].z, v[r][e].w);
         }
-        if constexpr (kAhead) {
-          if (more) fetch(e);
-        }
+        if (more) fetch(e);
       }
     };
     // One branch a unit, not one a chunk.
@@ -242,7 +223,8 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
       multiply(std::false_type());
     }
     after(cursor, unit, sum);
-    if (++unit == count) unit = 0;
+    ++unit;
+    if (last) unit = 0, cursor = following;
     if (++place == filled) {
       __syncwarp();  // all lanes have read the stage
       if (lane == 0) ask();
