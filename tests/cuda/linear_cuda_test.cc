@@ -19,7 +19,8 @@ constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBF16,
 constexpr int64_t kRows[] = {1, 2, 3, 7, 8, 9, 16, 64, 65, 127, 129, 512};
 
 PaddedMatrix RunCuda(const LinearWeight& weight, const PaddedMatrix& x, Numerics numerics,
-                     bool round, DType x_type, DType y_type, int64_t padding = 3) {
+                     bool round, DType x_type, DType y_type, int64_t padding = 3,
+                     CudaWay way = CudaWay::kFaster) {
   const GuardedMatrix in(x, x.cols + padding, x_type);
   const GuardedMatrix out(x.rows, weight.out, weight.out + padding, y_type);
   DeviceArray<uint8_t> scratch(LinearCudaScratchBytes(x.rows, weight.in));
@@ -28,7 +29,7 @@ PaddedMatrix RunCuda(const LinearWeight& weight, const PaddedMatrix& x, Numerics
               .y = out.view(),
               .numerics = numerics,
               .round_output = round},
-             scratch.data(), nullptr);
+             scratch.data(), nullptr, way);
   return out.Download();
 }
 
@@ -45,6 +46,8 @@ PaddedMatrix RunReference(const LinearWeight& weight, PaddedMatrix x, Numerics n
 
 void Compare(const OwnedWeight& owned, const LinearWeight& device, int64_t rows, Numerics numerics,
              bool round, DType x_type, DType y_type, int64_t padding) {
+  // Both ways of many rows.
+  const CudaWay way = padding % 2 == 0 ? CudaWay::kTiles : CudaWay::kStream;
   SCOPED_TRACE("format " + std::to_string(static_cast<int>(device.format)) + " " +
                std::to_string(rows) + "x" + std::to_string(device.out) + "x" +
                std::to_string(device.in) + (numerics == Numerics::kProduct ? " product" : "") +
@@ -54,7 +57,7 @@ void Compare(const OwnedWeight& owned, const LinearWeight& device, int64_t rows,
   PaddedMatrix x(rows, device.in, 0);
   x.Randomise(static_cast<uint32_t>(rows), x_type == DType::kBF16);
   PaddedMatrix want = RunReference(owned.weight, x, numerics, round);
-  PaddedMatrix got = RunCuda(device, x, numerics, round, x_type, y_type, padding);
+  PaddedMatrix got = RunCuda(device, x, numerics, round, x_type, y_type, padding, way);
   if (numerics == Numerics::kProduct && device.format == WeightFormat::kBF16) {
     for (float& value : x.data) value = RoundBf16(value);  // what the bound is about
   }
@@ -162,8 +165,9 @@ TEST(LinearCuda, ARowHasTheSameBitsInEveryBatchAndPlace) {
         const PaddedMatrix all = RunCuda(device, x, numerics, false, type, DType::kF32);
         for (const int64_t rows : kRows) {
           for (const int64_t first : {int64_t{0}, (512 - rows) / 2, 512 - rows}) {
+            const CudaWay way = first == 0 ? CudaWay::kTiles : CudaWay::kStream;
             const PaddedMatrix part =
-                RunCuda(device, Slice(x, first, rows), numerics, false, type, DType::kF32);
+                RunCuda(device, Slice(x, first, rows), numerics, false, type, DType::kF32, 3, way);
             ASSERT_TRUE(SameBits(part, Slice(all, first, rows)))
                 << "format " << static_cast<int>(format) << " in " << in << " rows " << first
                 << " to " << first + rows;

@@ -34,7 +34,7 @@ struct Result {
 };
 
 Result RunCuda(const Shape& shape, const LinearWeight& weight, const PaddedMatrix& input,
-               const std::vector<float>& table, Numerics numerics, int64_t padding) {
+               const std::vector<float>& table, Numerics numerics, int64_t padding, CudaWay way) {
   const DType type = DeviceActivationType(numerics);
   const GuardedMatrix o(input, input.cols + padding, type);
   const GuardedMatrix y(input.rows, weight.out, weight.out + padding, type);
@@ -47,7 +47,7 @@ Result RunCuda(const Shape& shape, const LinearWeight& weight, const PaddedMatri
                                   .y = y.view(),
                                   .numerics = numerics};
   DeviceArray<uint8_t> scratch(OutputProjectionCudaScratchBytes(args, input.rows));
-  OutputProjectionCuda(args, scratch.data(), nullptr);
+  OutputProjectionCuda(args, scratch.data(), nullptr, way);
   return {o.Download(), y.Download()};
 }
 
@@ -84,7 +84,9 @@ TEST(OutputProjectionCuda, MatchesTheReference) {
                                      .wo_a = &owned.weight,
                                      .y = expected.view(),
                                      .numerics = numerics});
-          const Result got = RunCuda(c.shape, device, input, table, numerics, padding);
+          // Both ways of many rows.
+          const CudaWay way = padding == 3 ? CudaWay::kStream : CudaWay::kTiles;
+          const Result got = RunCuda(c.shape, device, input, table, numerics, padding, way);
           ASSERT_TRUE(SameBits(got.o, rotated));
           for (int64_t t = 0; t < rows; ++t) {
             for (int64_t j = 0; j < out; ++j) {
@@ -115,11 +117,12 @@ TEST(OutputProjectionCuda, ARowHasTheSameBitsInEveryBatch) {
   for (const auto numerics : {Numerics::kProduct, Numerics::kReference}) {
     PaddedMatrix input(300, 8 * kHeadDim, 0);
     input.Randomise(5, true);
-    const Result all = RunCuda(shape, device, input, Table(0, 300), numerics, 0);
+    const Result all = RunCuda(shape, device, input, Table(0, 300), numerics, 0, CudaWay::kTiles);
     for (const int64_t rows : {1, 2, 3, 8, 9, 64, 65, 130}) {
       for (const int64_t first : {int64_t{0}, 150 - rows / 2, 300 - rows}) {
+        const CudaWay way = first == 0 ? CudaWay::kTiles : CudaWay::kStream;
         const Result part =
-            RunCuda(shape, device, Slice(input, first, rows), Table(first, rows), numerics, 8);
+            RunCuda(shape, device, Slice(input, first, rows), Table(first, rows), numerics, 8, way);
         ASSERT_TRUE(SameBits(part.y, Slice(all.y, first, rows))) << first << " + " << rows;
         ASSERT_TRUE(SameBits(part.o, Slice(all.o, first, rows))) << first << " + " << rows;
       }

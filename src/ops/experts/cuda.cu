@@ -14,10 +14,11 @@ namespace fathom::ops {
 namespace cuda {
 namespace {
 
-// Pairs of an expert that one block works on: 8 stream its weights, more share their expansion.
+// Pairs of an expert that one block works on: 8 stream its weights, once for every 8 of them; more
+// share their expansion.
 int TileRows(int64_t tokens, int top_k, int num_experts) {
   const int64_t routed = tokens * top_k;
-  if (routed <= 64 || routed <= 2 * num_experts) return kSkinnyRows;
+  if (routed <= 64 || routed <= int64_t{16} * num_experts) return kSkinnyRows;
   return routed <= int64_t{128} * num_experts ? 64 : 128;
 }
 

@@ -6,7 +6,7 @@ int64_t LinearCudaScratchBytes(int64_t rows, int64_t in) {
   return (rows * CudaDepth(in) * 2 + 255) / 256 * 256;
 }
 
-void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream) {
+void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream, CudaWay way) {
   using namespace cuda;
   const CudaWeightView& w = PackedCuda(*args.weight).view;
   const int rows = static_cast<int>(args.x.rows);
@@ -30,7 +30,7 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream) {
     }
     const auto* x = static_cast<const __nv_bfloat16*>(args.x.data);
     int64_t stride = args.x.stride;
-    const Form wanted = IsWide(rows, w.format) ? WideForm(form, w.format) : form;
+    const Form wanted = IsWide(rows, w, 1, way) ? WideForm(form, w.format) : form;
     if (wanted != Form::kPlain || !ReadableInPlace(args.x, 1)) {
       Prepare(args.x, wanted, scratch, stream);
       x = static_cast<const __nv_bfloat16*>(scratch);
@@ -38,12 +38,14 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream) {
     }
     switch (w.format) {
       case Format::kFp8Block128:
-        LaunchFormat<Format::kFp8Block128, T>(w, x, stride, rows, 1, out, stream);
+        LaunchFormat<Format::kFp8Block128, T>(w, x, stride, rows, 1, out, stream, way);
         break;
       case Format::kFp4Block32:
-        LaunchFormat<Format::kFp4Block32, T>(w, x, stride, rows, 1, out, stream);
+        LaunchFormat<Format::kFp4Block32, T>(w, x, stride, rows, 1, out, stream, way);
         break;
-      case Format::kBF16: LaunchFormat<Format::kBF16, T>(w, x, stride, rows, 1, out, stream); break;
+      case Format::kBF16:
+        LaunchFormat<Format::kBF16, T>(w, x, stride, rows, 1, out, stream, way);
+        break;
       case Format::kF32: break;  // a float product, above
     }
   });

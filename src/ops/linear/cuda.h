@@ -69,7 +69,12 @@ const CudaWeight& PackedCuda(const LinearWeight& weight);
 // Bytes of scratch for up to `rows` rows of a weight with `in` inputs. 256-byte aligned memory.
 int64_t LinearCudaScratchBytes(int64_t rows, int64_t in);
 
+// How a product of more than 32 rows is computed: past the streaming weight, in tiles of outputs
+// and rows, or whichever is faster. All give the same bits.
+enum class CudaWay : uint8_t { kFaster, kStream, kTiles };
+
 // x and y may be f32 or bf16 in either numerics. Two launches at most.
-void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream);
+void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream,
+                CudaWay way = CudaWay::kFaster);
 
 }  // namespace fathom::ops

@@ -2,6 +2,7 @@
 // takes inputs [g*depth, (g+1)*depth) of a row to outputs [g*R, (g+1)*R), R = out / G.
 #pragma once
 
+#include <cmath>
 #include <type_traits>
 
 #include "ops/linear/cuda_float.cuh"
@@ -106,6 +107,7 @@ struct SkinnyShare {
 
 // The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
 // first members are copies of the parameter's, for the parameter itself, and reads others past it.
+// Groups of 8 * kRowTiles rows along y.
 template <Format F, int kRowTiles, bool kByWarp, class T>
 __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
     SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
@@ -113,7 +115,11 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
   using Cursor = LinearCursor<kRowTiles>;
   LetNextStart();
   const SkinnyShare share(kByWarp, jobs);
-  const Cursor cursor(w, x, x_stride, rows, rank, share.first, share.step);
+  const auto first_row = static_cast<int>(blockIdx.y) * kSkinnyRows * kRowTiles;
+  x += first_row * x_stride;
+  out.y += first_row * out.stride;
+  const Cursor cursor(w, x, x_stride, min(rows - first_row, kSkinnyRows * kRowTiles), rank,
+                      share.first, share.step);
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
@@ -244,26 +250,46 @@ void LaunchFloat(const CudaWeightView& w, const MatrixView& x, int groups, const
   });
 }
 
-// Whether a product of so many rows takes them in a form of WideForm.
-inline bool IsWide(int64_t rows, WeightFormat format) {
-  return rows > 4 * kSkinnyRows &&
-         (format == Format::kFp8Block128 || format == Format::kFp4Block32);
+inline constexpr int kStreamRows = 4 * kSkinnyRows;  // of one pass over the weights, at most
+
+// Whether a product streams its weights past the rows, once for every kStreamRows of them, rather
+// than cut into tiles of outputs and rows, of which few outputs make too few. Compares the times of
+// the two in microseconds as an H200 takes them: 700 units of 16 outputs and 32 rows, or a unit of
+// a tile on each multiprocessor, in 1.4 (FP8, FP4: warpgroup products) or 4.1 (BF16).
+inline bool Streams(int64_t rows, const CudaWeightView& w, int groups, CudaWay way) {
+  if (rows <= kStreamRows) return true;
+  if (way != CudaWay::kFaster) return way == CudaWay::kStream;
+  constexpr double kUnits = 700, kProcessors = 132;
+  const auto units = static_cast<double>(w.depth / kUnit);
+  const int64_t jobs = int64_t{Blocks(rows, kStreamRows)} * GroupTiles(w.out / groups) * groups;
+  const int64_t tiles = int64_t{Blocks(rows, 128)} * Blocks(w.out / groups, 128) * groups;
+  const double stream = static_cast<double>(jobs) * units / kUnits;
+  const double tile = ceil(static_cast<double>(tiles) / kProcessors) * units *
+                      (w.format == Format::kBF16 ? 4.1 : 1.4);
+  return stream < tile;
+}
+
+// Whether a product takes its rows in a form of WideForm.
+inline bool IsWide(int64_t rows, const CudaWeightView& w, int groups, CudaWay way) {
+  return (w.format == Format::kFp8Block128 || w.format == Format::kFp4Block32) &&
+         !Streams(rows, w, groups, way);
 }
 
 inline constexpr int kSkinnyBlocks = 264;  // two on every multiprocessor of an H200
 
-// Launches a kernel of SkinnyShare: workers(true) for jobs by warp, where they keep half of the
-// warps busy, else workers(false).
+// Launches a kernel of SkinnyShare for so many groups of rows: workers(true, blocks) for jobs by
+// warp, where they keep half of the warps busy, else workers(false, blocks).
 template <class Workers>
-void LaunchSkinny(int jobs, Workers&& workers) {
+void LaunchSkinny(int jobs, int groups, Workers&& workers) {
   constexpr int kWarps = kSkinnyThreads / 32;
+  const int all_blocks = max(1, kSkinnyBlocks / groups);
   const auto blocks = [&](int per_block) {
     // Every worker the same number of jobs, as far as it goes.
-    const int most = kSkinnyBlocks * per_block;
+    const int most = all_blocks * per_block;
     const int rounds = (jobs + most - 1) / most;
     return Blocks(jobs, rounds * per_block);
   };
-  if (jobs >= kSkinnyBlocks * kWarps / 2) {
+  if (jobs >= all_blocks * kWarps / 2) {
     workers(std::true_type(), blocks(kWarps));
   } else {
     workers(std::false_type(), blocks(1));
@@ -285,7 +311,7 @@ void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& 
   const int jobs = GroupTiles(w.out);
   WithActivationType(x.dtype, [&]<class X>(X) {
     const auto p = MakePreparation<X>(x, Form::kQuantised, nullptr);
-    LaunchSkinny(jobs, [&](auto by_warp, unsigned blocks) {
+    LaunchSkinny(jobs, 1, [&](auto by_warp, unsigned blocks) {
       const auto kernel = SkinnyFreshKernel<F, decltype(by_warp)::value, X, T>;
       const auto shared =
           static_cast<int64_t>(sizeof(SkinnyShared<1>)) + x.rows * FreshStride(w.depth) * 2;
@@ -298,22 +324,23 @@ void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& 
 // x in the form that the number of rows asks for (IsWide).
 template <Format F, class T>
 void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_stride, int rows,
-                  int groups, const Output<T>& out, cudaStream_t stream) {
+                  int groups, const Output<T>& out, cudaStream_t stream, CudaWay way) {
   const int rank = w.out / groups;
   const auto skinny = [&]<int kRowTiles>() {
     const int jobs = GroupTiles(rank) * groups;
-    LaunchSkinny(jobs, [&](auto by_warp, unsigned blocks) {
+    const unsigned row_groups = Blocks(rows, kSkinnyRows * kRowTiles);
+    LaunchSkinny(jobs, static_cast<int>(row_groups), [&](auto by_warp, unsigned blocks) {
       const auto kernel = SkinnyKernel<F, kRowTiles, decltype(by_warp)::value, T>;
       constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<kRowTiles>));
       AllowShared(kernel, kShared);
-      LaunchOverlapped(kernel, blocks, kSkinnyThreads, kShared, stream, 1, w, x, x_stride, rows,
-                       rank, jobs, out);
+      LaunchOverlapped(kernel, dim3(blocks, row_groups), kSkinnyThreads, kShared, stream, 1, w, x,
+                       x_stride, rows, rank, jobs, out);
     });
   };
   if (rows == 0) return;
   if (rows <= kSkinnyRows) return skinny.template operator()<1>();
   if (rows <= 2 * kSkinnyRows) return skinny.template operator()<2>();
-  if (rows <= 4 * kSkinnyRows) return skinny.template operator()<4>();
+  if (Streams(rows, w, groups, way)) return skinny.template operator()<4>();
   const auto launch = [&](auto kernel, int tile_rows, int outputs, int threads, int bytes) {
     AllowShared(kernel, bytes);
     kernel<<<dim3(Blocks(rows, tile_rows), Blocks(rank, outputs), groups), threads, bytes,

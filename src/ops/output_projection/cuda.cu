@@ -43,13 +43,13 @@ void Require(bool holds, const char* what) {
 
 int64_t OutputProjectionCudaScratchBytes(const OutputProjectionArgs& args, int64_t rows) {
   if (args.numerics == Numerics::kReference) return 0;
-  if (cuda::ReadableInPlace(args.o, args.groups) && !cuda::IsWide(rows, args.wo_a->format)) {
-    return 0;
-  }
+  // More rows may take either way.
+  if (cuda::ReadableInPlace(args.o, args.groups) && rows <= cuda::kStreamRows) return 0;
   return LinearCudaScratchBytes(rows, int64_t{kHeadDim} * args.heads);
 }
 
-void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaStream stream) {
+void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaStream stream,
+                          CudaWay way) {
   using namespace cuda;
   const CudaWeightView& w = PackedCuda(*args.wo_a).view;
   const bool product = args.numerics == Numerics::kProduct;
@@ -75,17 +75,18 @@ void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaS
     }
     const auto* x = static_cast<const __nv_bfloat16*>(args.o.data);
     int64_t stride = args.o.stride;
-    const Form form = IsWide(rows, w.format) ? WideForm(Form::kPlain, w.format) : Form::kPlain;
+    const Form form =
+        IsWide(rows, w, args.groups, way) ? WideForm(Form::kPlain, w.format) : Form::kPlain;
     if (form != Form::kPlain || !ReadableInPlace(args.o, args.groups)) {
       Prepare(args.o, form, scratch, stream);
       x = static_cast<const __nv_bfloat16*>(scratch);
       stride = CudaDepth(args.o.cols);
     }
     if (w.format == Format::kFp8Block128) {
-      LaunchFormat<Format::kFp8Block128, T>(w, x, stride, rows, args.groups, out, stream);
+      LaunchFormat<Format::kFp8Block128, T>(w, x, stride, rows, args.groups, out, stream, way);
     } else {
       Require(w.format == Format::kBF16, "wo_a is FP4");
-      LaunchFormat<Format::kBF16, T>(w, x, stride, rows, args.groups, out, stream);
+      LaunchFormat<Format::kBF16, T>(w, x, stride, rows, args.groups, out, stream, way);
     }
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());
