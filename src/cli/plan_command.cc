@@ -48,12 +48,12 @@ Expected<PlanRequest> MakeRequest(const PlanFlags& flags, const Command& command
   }
   // A batch given alone brings the slots and the step it needs.
   if (!given("--max-num-seqs")) options.max_num_seqs = std::max(options.max_num_seqs, flags.batch);
-  if (!given("--max-num-batched-tokens")) {
-    options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
-  }
   const bool memory_given = given("--memory");
   FATHOM_ASSIGN(const DeviceMemory device, PlannedDevice(flags, memory_given));
   FATHOM_ASSIGN(PlanRequest request, MakePlanRequest(options, device));
+  if (!given("--max-num-batched-tokens")) {
+    request.step_tokens = std::max(request.step_tokens, request.slots);
+  }
   const double share = options.gpu_memory_utilization;
   if (memory_given) {
     request.memory =
@@ -122,8 +122,8 @@ void AddFlags(Command& command, PlanFlags& flags) {
   command.Count("--block-size", options.block_size, 1, 1 << 20,
                 "tokens of a cache block, a multiple of 128");
   command.Count("--max-num-seqs", options.max_num_seqs, 1, 65536, "sequences running at once");
-  command.Count("--max-num-batched-tokens", options.max_num_batched_tokens, 1, 1 << 20,
-                "tokens of one step");
+  command.Count("--max-num-batched-tokens", options.max_num_batched_tokens, 0, 1 << 20,
+                "tokens of one step; left out or auto: 512, on a GPU 4096", true);
   command.Switch("--enable-prefix-caching", options.reuse.prefix_caching,
                  "without it no bundles are reserved");
   command.Choice("--device", options.device, {"auto", "cpu", "cuda"},

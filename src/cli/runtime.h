@@ -51,7 +51,7 @@ struct RuntimeOptions {
   int block_size = 256;               // native tokens per block, a multiple of 128
   int64_t max_model_len = 0;          // 0: the model's max_position_embeddings
   int max_num_seqs = 64;              // slots
-  int max_num_batched_tokens = 512;   // tokens of a step
+  int max_num_batched_tokens = 0;     // tokens of a step; 0: DefaultStepTokens
   int max_waiting = 1024;             // queue length beyond which requests get 429
   int64_t kv_cache_memory = 0;        // bytes for blocks, slots and bundles; 0: not given
   double gpu_memory_utilization = 0;  // share of the device's memory for everything; 0: off

@@ -26,7 +26,6 @@ Status CheckPositive(const char* flag, int64_t value) {
 
 Status CheckOptions(const RuntimeOptions& options, const ModelConfig& config) {
   FATHOM_TRY(CheckPositive("--max-num-seqs", options.max_num_seqs));
-  FATHOM_TRY(CheckPositive("--max-num-batched-tokens", options.max_num_batched_tokens));
   if (options.max_model_len < 0 || options.max_model_len > config.max_position_embeddings) {
     return FailParam(Code::kInvalidArgument, "--max-model-len",
                      "--max-model-len {} is not within 1 .. {} (max_position_embeddings)",
@@ -101,13 +100,18 @@ DeviceMemory MemoryOf(const ops::Backend* gpu) {
   return {false, machine, -1, machine};
 }
 
+int DefaultStepTokens(const DeviceMemory& device) {
+  return device.gpu ? 4096 : 512;
+}
+
 Expected<PlanRequest> MakePlanRequest(const RuntimeOptions& options, const DeviceMemory& device) {
   PlanRequest request;
   FATHOM_ASSIGN(request.cache, MakeCacheOptions(options));
   request.numerics = options.numerics;
   request.context = options.max_model_len;
   request.slots = options.max_num_seqs;
-  request.step_tokens = options.max_num_batched_tokens;
+  request.step_tokens = options.max_num_batched_tokens > 0 ? options.max_num_batched_tokens
+                                                           : DefaultStepTokens(device);
   request.bundles = options.reuse.prefix_caching;
   request.on_gpu = device.gpu;
   if (!device.gpu) {
@@ -156,8 +160,8 @@ EngineOptions MakeEngineOptions(const RuntimeOptions& options, const ModelConfig
   EngineOptions engine;
   engine.max_model_len = plan.request.context;
   engine.max_num_seqs = options.max_num_seqs;
-  engine.max_num_batched_tokens = options.max_num_batched_tokens;
-  engine.max_prefill_with_decode = std::max(1, options.max_num_batched_tokens / 2);
+  engine.max_num_batched_tokens = static_cast<int>(plan.request.step_tokens);
+  engine.max_prefill_with_decode = std::max(1, engine.max_num_batched_tokens / 2);
   engine.max_waiting = options.max_waiting;
   engine.eos_token = config.eos_token;
   engine.num_blocks = static_cast<int32_t>(plan.pools.blocks);

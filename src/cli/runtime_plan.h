@@ -21,6 +21,10 @@ struct DeviceMemory {
 // Of the GPU, or where it is null of the machine.
 DeviceMemory MemoryOf(const ops::Backend* gpu);
 
+// Tokens of a step where none are asked for: a GPU's products reach their rate at thousands of
+// rows, a CPU's at hundreds.
+int DefaultStepTokens(const DeviceMemory& device);
+
 // What the options ask for. gpu_memory_utilization is a share of the device's total; without it
 // and kv_cache_memory no size is given.
 Expected<PlanRequest> MakePlanRequest(const RuntimeOptions& options, const DeviceMemory& device);
