@@ -240,31 +240,29 @@ void Command::Choice(const std::string& flag, std::string& value,
   Register(flag, option, [&value] { return YamlScalar(value); });
 }
 
-void Command::Count(const std::string& flag, int64_t& value, int64_t low, int64_t high,
-                    const std::string& help, bool automatic) {
-  CLI::Option* option = app_->add_option_function<std::string>(
-                                flag,
-                                [flag, &value, low, high, automatic](const std::string& text) {
-                                  value = CountInRange(flag, text, low, high, automatic);
-                                },
-                                help)
-                            ->type_name("N");
+template <class T>
+void Command::AddCount(const std::string& flag, T& value, int64_t low, int64_t high,
+                       const std::string& help, bool automatic) {
+  CLI::Option* option =
+      app_->add_option_function<std::string>(
+              flag,
+              [flag, &value, low, high, automatic](const std::string& text) {
+                value = static_cast<T>(CountInRange(flag, text, low, high, automatic));
+              },
+              help)
+          ->type_name("N");
   if (value != 0) option->default_str(std::to_string(value));
   Register(flag, option, [&value] { return std::to_string(value); });
 }
 
+void Command::Count(const std::string& flag, int64_t& value, int64_t low, int64_t high,
+                    const std::string& help, bool automatic) {
+  AddCount(flag, value, low, high, help, automatic);
+}
+
 void Command::Count(const std::string& flag, int& value, int64_t low, int64_t high,
-                    const std::string& help) {
-  CLI::Option* option = app_->add_option_function<std::string>(
-                                flag,
-                                [flag, &value, low, high](const std::string& text) {
-                                  value =
-                                      static_cast<int>(CountInRange(flag, text, low, high, false));
-                                },
-                                help)
-                            ->type_name("N");
-  if (value != 0) option->default_str(std::to_string(value));
-  Register(flag, option, [&value] { return std::to_string(value); });
+                    const std::string& help, bool automatic) {
+  AddCount(flag, value, low, high, help, automatic);
 }
 
 void Command::Real(const std::string& flag, double& value, double low, double high,

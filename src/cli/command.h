@@ -57,7 +57,7 @@ class Command : public std::enable_shared_from_this<Command> {
   void Count(const std::string& flag, int64_t& value, int64_t low, int64_t high,
              const std::string& help, bool automatic = false);
   void Count(const std::string& flag, int& value, int64_t low, int64_t high,
-             const std::string& help);
+             const std::string& help, bool automatic = false);
   void Real(const std::string& flag, double& value, double low, double high,
             const std::string& help);
   void Switch(const std::string& flag, bool& value, const std::string& help);
@@ -86,6 +86,10 @@ class Command : public std::enable_shared_from_this<Command> {
   std::vector<std::string> Notices() const;
 
  private:
+  template <class T>
+  void AddCount(const std::string& flag, T& value, int64_t low, int64_t high,
+                const std::string& help, bool automatic);
+
   struct Setting {
     std::string key;                   // the flag without dashes
     std::vector<std::string> aliases;  // its other spellings, without dashes

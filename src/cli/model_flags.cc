@@ -20,7 +20,7 @@ void AddModelFlags(Command& command, ModelFlags& flags, ModelArgument argument) 
   command.Count("--max-model-len", options.max_model_len, 0, kManyTokens,
                 "context limit in tokens; left out or auto: the model's own", true);
   command.Count("--max-num-seqs", options.max_num_seqs, 1, 65536, "sequences running at once");
-  command.Count("--max-num-batched-tokens", options.max_num_batched_tokens, 0, 1 << 20,
+  command.Count("--max-num-batched-tokens", options.max_num_batched_tokens, 1, 1 << 20,
                 "tokens of one step, prefill chunks included; left out or auto: 512, on a GPU 4096",
                 true);
   command.Count("--block-size", options.block_size, 1, 1 << 20,

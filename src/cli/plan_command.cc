@@ -122,7 +122,7 @@ void AddFlags(Command& command, PlanFlags& flags) {
   command.Count("--block-size", options.block_size, 1, 1 << 20,
                 "tokens of a cache block, a multiple of 128");
   command.Count("--max-num-seqs", options.max_num_seqs, 1, 65536, "sequences running at once");
-  command.Count("--max-num-batched-tokens", options.max_num_batched_tokens, 0, 1 << 20,
+  command.Count("--max-num-batched-tokens", options.max_num_batched_tokens, 1, 1 << 20,
                 "tokens of one step; left out or auto: 512, on a GPU 4096", true);
   command.Switch("--enable-prefix-caching", options.reuse.prefix_caching,
                  "without it no bundles are reserved");
