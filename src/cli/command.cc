@@ -252,7 +252,9 @@ void Command::AddCount(const std::string& flag, T& value, int64_t low, int64_t h
               help)
           ->type_name("N");
   if (value != 0) option->default_str(std::to_string(value));
-  Register(flag, option, [&value] { return std::to_string(value); });
+  Register(flag, option, [&value, automatic] {
+    return automatic && value == 0 ? "auto" : std::to_string(value);
+  });
 }
 
 void Command::Count(const std::string& flag, int64_t& value, int64_t low, int64_t high,

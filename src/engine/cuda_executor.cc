@@ -84,8 +84,7 @@ class CudaExecutor final : public Executor {
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     size_t first = 0;  // the attributes are those of all copies
     FATHOM_CUDA_CHECK(cudaMemcpyBatchAsync(targets_.data(), sources_.data(), sizes_.data(),
-                                           runs.size(), &attributes, &first, 1,
-                                           backend_.stream()));
+                                           runs.size(), &attributes, &first, 1, backend_.stream()));
   }
   void ToHost(std::byte* host, const std::byte* from, int64_t bytes) override {
     backend_.ToHost(host, from, bytes);

@@ -9,6 +9,8 @@
 // step to its greedy tokens in host memory, median of the steps. Prints CSV and, as comments, each
 // op's share of a step when every op is waited for. --profile runs one decoding step, kernel by
 // kernel, for a profiler (of 0 streams: one prefill step that ends at CONTEXT).
+#include <cuda_profiler_api.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -19,8 +21,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include <cuda_profiler_api.h>
 
 #include "cache/block_pool.h"
 #include "cache/geometry.h"

@@ -257,8 +257,8 @@ __device__ inline void ProduceBf16(const AttentionParams& p, const Entries& entr
 struct Attended {
   float acc[2][64];  // of panel i, columns 8j + 2 quad and the next: at 32 i + 4 j, of head g + 8
                      // two on
-  float max[2];  // of scores, times log2(e)
-  float sum[2];  // of all rows
+  float max[2];      // of scores, times log2(e)
+  float sum[2];      // of all rows
 };
 
 // The consumers: scores, softmax and their panels' sum over tiles [first_tile, last_tile).
