@@ -42,8 +42,8 @@ Expected<ModelSource> OpenModel(const std::string& model, const std::string& hf_
   FATHOM_ASSIGN(const std::string text, ReadTextFile(path, kMostConfigBytes));
   ModelSource source;
   source.name = model.empty() ? "demo" : model;
-  source.directory = fs::path(path).parent_path().string();
-  if (source.directory.empty()) source.directory = ".";
+  const fs::path directory = fs::path(path).parent_path();
+  source.directory = directory.empty() ? std::string(1, '.') : directory.string();
   FATHOM_ASSIGN(source.config_text, OverrideConfig(text, path, hf_overrides));
   FATHOM_ASSIGN(source.config, ParseModelConfig(source.config_text, path));
   return source;
