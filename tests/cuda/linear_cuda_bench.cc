@@ -264,26 +264,20 @@ int main(int argc, char** argv) {
   std::printf("op,shape,us,gbs,tflops,share\n");
   constexpr auto kFp8 = WeightFormat::kFp8Block128;
   constexpr auto kBf16 = WeightFormat::kBF16;
-  if (pro) {
-    BenchLinear("wq_a", kFp8, 1536, 7168, true, rows);
-    BenchLinear("wq_b", kFp8, 65536, 1536, true, rows);
-    BenchLinear("wkv", kFp8, 512, 7168, true, rows);
-    BenchLinear("wo_b", kFp8, 7168, 16384, true, rows);
-    BenchLinear("gate", kBf16, 384, 7168, false, rows);
-    BenchLinear("compressor", kBf16, 1024, 7168, false, rows);
-    BenchLinear("head", kBf16, 129280, 7168, false, few);
-    BenchOutputProjection(128, 16, 1024, rows);
-    BenchExperts(384, 6, 7168, 3072, rows);
-    return 0;
-  }
-  BenchLinear("wq_a", kFp8, 1024, 4096, true, rows);
-  BenchLinear("wq_b", kFp8, 32768, 1024, true, rows);
-  BenchLinear("wkv", kFp8, 512, 4096, true, rows);
-  BenchLinear("wo_b", kFp8, 4096, 8192, true, rows);
-  BenchLinear("gate", kBf16, 256, 4096, false, rows);
-  BenchLinear("compressor", kBf16, 1024, 4096, false, rows);
-  BenchLinear("expert", WeightFormat::kFp4Block32, 2048, 4096, true, rows);
-  BenchLinear("head", kBf16, 129280, 4096, false, few);
-  BenchOutputProjection(64, 8, 1024, rows);
-  BenchExperts(256, 6, 4096, 2048, rows);
+  struct Model {
+    int64_t hidden, q_rank;
+    int heads, groups, experts;
+    int64_t inner;
+  };
+  const Model m = pro ? Model{7168, 1536, 128, 16, 384, 3072} : Model{4096, 1024, 64, 8, 256, 2048};
+  BenchLinear("wq_a", kFp8, m.q_rank, m.hidden, true, rows);
+  BenchLinear("wq_b", kFp8, int64_t{512} * m.heads, m.q_rank, true, rows);
+  BenchLinear("wkv", kFp8, 512, m.hidden, true, rows);
+  BenchLinear("wo_b", kFp8, m.hidden, int64_t{1024} * m.groups, true, rows);
+  BenchLinear("gate", kBf16, m.experts, m.hidden, false, rows);
+  BenchLinear("compressor", kBf16, 1024, m.hidden, false, rows);
+  BenchLinear("expert", WeightFormat::kFp4Block32, m.inner, m.hidden, true, rows);
+  BenchLinear("head", kBf16, 129280, m.hidden, false, few);
+  BenchOutputProjection(m.heads, m.groups, 1024, rows);
+  BenchExperts(m.experts, 6, m.hidden, m.inner, rows);
 }

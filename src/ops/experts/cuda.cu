@@ -409,10 +409,10 @@ void LaunchProduct(const GroupedProduct& p, const Form form[2], int tile_rows, i
                    T* y, cudaStream_t stream) {
   if (form[0] != Form::kFloat || form[1] != Form::kFloat) {
     if (tile_rows == kSkinnyRows) {
-      constexpr unsigned kBlocks = 264;  // two on every multiprocessor of an H200
       constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<1>));
       AllowShared(GroupedSkinnyKernel<T>, kShared);
-      LaunchOverlapped(GroupedSkinnyKernel<T>, kBlocks, kSkinnyThreads, kShared, stream, 1, p, y);
+      LaunchOverlapped(GroupedSkinnyKernel<T>, kSkinnyBlocks, kSkinnyThreads, kShared, stream, 1, p,
+                       y);
     } else if (tile_rows == 64) {
       LaunchTiles<64>(p, form, max_tiles, y, stream);
     } else {

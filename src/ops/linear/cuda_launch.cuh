@@ -275,8 +275,6 @@ inline bool IsWide(int64_t rows, const CudaWeightView& w, int groups, CudaWay wa
          !Streams(rows, w, groups, way);
 }
 
-inline constexpr int kSkinnyBlocks = 264;  // two on every multiprocessor of an H200
-
 // Launches a kernel of SkinnyShare for so many groups of rows: workers(true, blocks) for jobs by
 // warp, where they keep half of the warps busy, else workers(false, blocks).
 template <class Workers>

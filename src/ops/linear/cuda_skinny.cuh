@@ -22,6 +22,7 @@ namespace fathom::ops::cuda {
 
 inline constexpr int kSkinnyRows = 8;                  // of one tensor core tile
 inline constexpr int kSkinnyThreads = 32 * kSegments;  // a warp per segment
+inline constexpr int kSkinnyBlocks = 264;              // two on every multiprocessor of an H200
 
 // One lane's 32 weights of a unit, as stored.
 template <Format F>

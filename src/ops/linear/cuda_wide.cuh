@@ -150,8 +150,8 @@ __device__ void WideConsume(const CudaWeightView& w, int out0, int out_end, Wide
   WgmmaWait<0>();
 }
 
-// As TileProduct with rows in WideOrder, by a block of kWideThreads with kWideSharedBytes<kRows> of
-// shared memory.
+// As TileProduct with rows in a form of WideForm, by a block of kWideThreads with
+// kWideSharedBytes<kRows> of shared memory.
 template <Format F, int kRows, class RowOf, class Store>
 __device__ void WideProduct(const CudaWeightView& w, int out0, int out_end,
                             const __nv_bfloat16* any_x, RowOf&& row_of, int rows, void* memory,
