@@ -1,17 +1,21 @@
-// A Backend that times another one, op by op: for benches and profiles.
+// Backends around another one that look at every op by its name: for benches and profiles.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "ops/backend.h"
 
 namespace fathom::ops {
 
-class TimedBackend final : public Backend {
+// Hands every op to Call.
+class NamedBackend : public Backend {
  public:
-  explicit TimedBackend(Backend& inner) : inner_(inner) {}
+  explicit NamedBackend(Backend& inner) : inner_(inner) {}
 
   std::byte* Allocate(int64_t bytes) override { return inner_.Allocate(bytes); }
   DType ActivationType(Numerics numerics) const override { return inner_.ActivationType(numerics); }
@@ -25,73 +29,105 @@ class TimedBackend final : public Backend {
   void Fill(void* data, uint8_t value, int64_t bytes) override { inner_.Fill(data, value, bytes); }
   void Wait() override { inner_.Wait(); }
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override {
-    Time("rope_tables", [&] { inner_.RopeTables(step, rope, table); });
+    Call("rope_tables", [&] { inner_.RopeTables(step, rope, table); });
   }
   void Embed(const EmbedArgs& args) override {
-    Time("embed", [&] { inner_.Embed(args); });
+    Call("embed", [&] { inner_.Embed(args); });
   }
   // Linear products are told apart by their shape.
   void Linear(const LinearArgs& args) override {
     const std::string name =
         "linear " + std::to_string(args.weight->out) + "x" + std::to_string(args.weight->in);
-    Time(name, [&] { inner_.Linear(args); });
+    Call(name, [&] { inner_.Linear(args); });
   }
   void RmsNorm(const RmsNormArgs& args) override {
-    Time("rms_norm", [&] { inner_.RmsNorm(args); });
+    Call("rms_norm", [&] { inner_.RmsNorm(args); });
   }
   void NormRopeInsert(const NormRopeInsertArgs& args) override {
-    Time("norm_rope_insert", [&] { inner_.NormRopeInsert(args); });
+    Call("norm_rope_insert", [&] { inner_.NormRopeInsert(args); });
   }
   void WindowCommit(const WindowCommitArgs& args) override {
-    Time("window_commit", [&] { inner_.WindowCommit(args); });
+    Call("window_commit", [&] { inner_.WindowCommit(args); });
   }
   void Compressor(const CompressorArgs& args) override {
-    Time("compressor", [&] { inner_.Compressor(args); });
+    Call("compressor", [&] { inner_.Compressor(args); });
   }
   void Indexer(const IndexerArgs& args) override {
-    Time("indexer", [&] { inner_.Indexer(args); });
+    Call("indexer", [&] { inner_.Indexer(args); });
   }
   void SparseAttention(const SparseAttentionArgs& args) override {
     const char* name = args.compressed.base == nullptr ? "sparse_attention swa"
                        : args.selected == nullptr      ? "sparse_attention hca"
                                                        : "sparse_attention csa";
-    Time(name, [&] { inner_.SparseAttention(args); });
+    Call(name, [&] { inner_.SparseAttention(args); });
   }
   void OutputProjection(const OutputProjectionArgs& args) override {
-    Time("output_projection", [&] { inner_.OutputProjection(args); });
+    Call("output_projection", [&] { inner_.OutputProjection(args); });
   }
   void HyperConnection(const HyperConnectionArgs& args) override {
-    Time("hyper_connection", [&] { inner_.HyperConnection(args); });
+    Call("hyper_connection", [&] { inner_.HyperConnection(args); });
   }
   void Router(const RouterArgs& args) override {
-    Time("router", [&] { inner_.Router(args); });
+    Call("router", [&] { inner_.Router(args); });
   }
   void Experts(const ExpertsArgs& args) override {
-    Time("experts", [&] { inner_.Experts(args); });
+    Call("experts", [&] { inner_.Experts(args); });
   }
   void Head(const HeadArgs& args) override {
-    Time("head", [&] { inner_.Head(args); });
+    Call("head", [&] { inner_.Head(args); });
   }
   void Sample(const SampleBatchArgs& args) override {
-    Time("sampling", [&] { inner_.Sample(args); });
+    Call("sampling", [&] { inner_.Sample(args); });
   }
+
+ protected:
+  virtual void Call(const std::string& name, const std::function<void()>& run) = 0;
+
+  Backend& inner_;
+};
+
+// Times every op, waiting for each.
+class TimedBackend final : public NamedBackend {
+ public:
+  using NamedBackend::NamedBackend;
 
   // Seconds per op since the last Reset.
   const std::map<std::string, double>& seconds() const { return seconds_; }
   void Reset() { seconds_.clear(); }
 
  private:
-  template <class Fn>
-  void Time(const std::string& name, Fn&& call) {
+  void Call(const std::string& name, const std::function<void()>& run) override {
     const auto begin = std::chrono::steady_clock::now();
-    call();
+    run();
     inner_.Wait();
     seconds_[name] +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
-  Backend& inner_;
   std::map<std::string, double> seconds_;
+};
+
+// Leaves out the ops of one name: what a step takes less without them is what they cost where they
+// stand, beside and between the others.
+class PartialBackend final : public NamedBackend {
+ public:
+  using NamedBackend::NamedBackend;
+
+  void Branch(int lane) override { inner_.Branch(lane); }
+  void Await(int other) override { inner_.Await(other); }
+  void Join() override { inner_.Join(); }
+  void LeaveOut(std::string name) { left_out_ = std::move(name); }
+  // Every name called so far.
+  const std::set<std::string>& names() const { return names_; }
+
+ private:
+  void Call(const std::string& name, const std::function<void()>& run) override {
+    names_.insert(name);
+    if (name != left_out_) run();
+  }
+
+  std::set<std::string> names_;
+  std::string left_out_;
 };
 
 }  // namespace fathom::ops

@@ -19,6 +19,7 @@
 #include <iterator>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include "engine/cuda_executor.h"
 #include "engine/step_arrays.h"
 #include "model/cuda_weights.h"
+#include "ops/cuda/cuda_graph.h"
 #include "ops/timed_backend.h"
 
 namespace fathom {
@@ -133,6 +135,7 @@ class Bench {
       std::printf("\n");
     }
     Profile();
+    for (const Case& c : {Case{4'096, 1}, Case{4'096, 8}, Case{1'048'000, 1}}) Parts(c);
   }
 
  private:
@@ -281,6 +284,47 @@ class Bench {
     run("decode, 1M, one stream", 4);
     PlanPrefill(options_.prefill - options_.chunk, options_.chunk, &plan);
     run("prefill, the last chunk", 1);
+  }
+
+  // What a captured step of decoding takes less without the ops of a name. Their results of an
+  // earlier step stay where they are.
+  void Parts(const Case& c) {
+    ops::PartialBackend partial(backend_);
+    Forward forward(
+        config_, weights_, partial,
+        {.max_tokens = kStreams, .max_logit_rows = kStreams, .branch_tokens = kGpuBranchTokens});
+    StepArrays arrays(backend_, {.tokens = kStreams,
+                                 .sequences = kStreams,
+                                 .blocks_per_sequence = geometry_.blocks_for(1 << 20),
+                                 .logit_rows = kStreams});
+    const KvView kv = MakeKvView(geometry_, config_.num_layers, blocks_->base(), slots_->base());
+    auto* logits = reinterpret_cast<float*>(backend_.Allocate(kStreams * config_.vocab_size * 4));
+    StepPlan plan;
+    PlanDecode(c, c.context, &plan);
+    const StepArrays::Uploaded step = arrays.Upload(plan);
+    const auto seconds_without = [&](const std::string& name) {
+      partial.LeaveOut(name);
+      const auto graph = ops::CudaGraph::Capture(backend_, [&] {
+        forward.Run(step.view, kv, step.logit_rows,
+                    F32Matrix(logits, std::ssize(step.logit_rows), config_.vocab_size));
+      });
+      std::vector<double> seconds;
+      for (int i = 0; i < 24; ++i) {
+        const auto begin = Clock::now();
+        graph.Launch();
+        backend_.Wait();
+        if (i >= 4) seconds.push_back(Since(begin));
+      }
+      std::sort(seconds.begin(), seconds.end());
+      return seconds[seconds.size() / 2];
+    };
+    const double whole = seconds_without("");
+    std::printf("# captured step, context %ld, %d streams: %.3f ms; less without\n", c.context,
+                c.streams, 1e3 * whole);
+    for (const std::string& name : std::set<std::string>(partial.names())) {
+      std::printf("#   %-24s %8.1f us\n", name.c_str(), 1e6 * (whole - seconds_without(name)));
+      std::fflush(stdout);
+    }
   }
 
   const Options& options_;
