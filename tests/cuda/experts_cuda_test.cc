@@ -163,6 +163,33 @@ TEST(ExpertsCuda, ARowHasTheSameBitsInEveryBatch) {
   }
 }
 
+TEST(ExpertsCuda, ASingleTokenHasTheBitsOfABatch) {
+  FATHOM_NEEDS_DEVICE();
+  struct Case {
+    WeightFormat routed, shared;
+    int64_t width, inner;
+    int experts, top_k;
+  };
+  const auto fp4 = WeightFormat::kFp4Block32, fp8 = WeightFormat::kFp8Block128;
+  for (const Case& c :
+       {Case{fp4, fp8, 1280, 1184, 9, 6}, Case{fp8, fp4, 160, 64, 5, 1},
+        Case{fp8, fp8, 4608, 40, 7, 3}, Case{fp4, fp4, 512, 2048, 8, 6},
+        Case{fp4, WeightFormat::kBF16, 256, 128, 8, 6}, Case{fp4, fp8, 256, 128, 9, 7}}) {
+    constexpr int64_t kAll = 40;
+    const Layer layer(c.routed, c.shared, c.width, c.inner, c.experts);
+    const Choice choice(kAll, c.experts, c.top_k, 3);
+    PaddedMatrix z(kAll, c.width, 0);
+    z.Randomise(5, true);
+    const PaddedMatrix all = RunCuda(layer, z, choice, Numerics::kProduct, 0);
+    for (int64_t t = 0; t < kAll; ++t) {
+      const PaddedMatrix alone =
+          RunCuda(layer, Slice(z, t, 1), choice.Slice(t, 1), Numerics::kProduct, 8);
+      ASSERT_TRUE(SameBits(alone, Slice(all, t, 1)))
+          << "width " << c.width << " inner " << c.inner << " row " << t;
+    }
+  }
+}
+
 TEST(ExpertsCuda, OneExpertMayTakeEveryTokenAndOthersNone) {
   FATHOM_NEEDS_DEVICE();
   const Layer layer(WeightFormat::kFp4Block32, WeightFormat::kFp8Block128, 128, 96, 40);

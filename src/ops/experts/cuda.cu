@@ -1,9 +1,11 @@
 #include <cstdio>
 #include <cstdlib>
+#include <type_traits>
 #include <vector>
 
 #include "ops/experts/cuda.h"
 #include "ops/experts/cuda_groups.cuh"
+#include "ops/experts/cuda_single.cuh"
 #include "ops/linear/cuda_float.cuh"
 #include "ops/linear/cuda_prepare.cuh"
 #include "ops/linear/cuda_skinny.cuh"
@@ -427,11 +429,40 @@ void LaunchProduct(const GroupedProduct& p, const Form form[2], int tile_rows, i
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }
 
+// Whether the launches for a single token do: of a checkpoint's formats.
+bool IsSingle(const ExpertsArgs& args) {
+  const auto both = [](const ExpertWeights& e, WeightFormat format) {
+    return e.w1.format == format && e.w2.format == format;
+  };
+  return args.z.rows == 1 && args.numerics == Numerics::kProduct &&
+         args.top_k <= kMostSingleSlots && both(args.experts[0], WeightFormat::kFp4Block32) &&
+         both(*args.shared, WeightFormat::kFp8Block128);
+}
+
 template <class T>
 void Run(const ExpertsArgs& args, char* scratch, cudaStream_t stream) {
   const int64_t rows = args.z.rows;
   const Plan plan(args, rows);
   const bool product = args.numerics == Numerics::kProduct;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (IsSingle(args)) {
+      const SingleToken p = {.table = PackedCuda(args.experts[0].w1).experts,
+                             .chosen = args.chosen,
+                             .weights = args.weights,
+                             .num_experts = args.num_experts,
+                             .top_k = args.top_k,
+                             .hidden = plan.hidden,
+                             .inner = plan.inner,
+                             .limit = args.limit,
+                             .shared_limit = args.shared_limit};
+      WithActivationType(args.z.dtype, [&]<class Z>(Z) {
+        LaunchSingle<Format::kFp4Block32, Format::kFp8Block128, Z>(
+            p, args.z, reinterpret_cast<T*>(scratch + plan.a), static_cast<T*>(args.y.data),
+            stream);
+      });
+      return;
+    }
+  }
   const int tile_rows = TileRows(rows, args.top_k, args.num_experts);
   const Groups groups{reinterpret_cast<int32_t*>(scratch + plan.num_tiles),
                       reinterpret_cast<GroupTile*>(scratch + plan.tiles),

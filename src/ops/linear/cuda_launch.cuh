@@ -33,21 +33,22 @@ __host__ __device__ constexpr int GroupTiles(int rank) {
 }
 
 // Jobs of a plain or grouped product: a tile of a group's outputs each, every step-th one.
-template <int kRowTiles>
+// X: const __nv_bfloat16* or FreshRow.
+template <int kRowTiles, class X = const __nv_bfloat16*>
 struct LinearCursor {
   const uint8_t* data;
   const uint8_t* scale;
   bool wide;
   int out0, out_begin, out_end;
   int rows;
-  const __nv_bfloat16* x[kRowTiles];
+  X x[kRowTiles];
   int rank, depth, last_tile;
   int tile;  // of the group's
   int group_step, tile_step;
 
   // index: of the first job. step: to the next one.
-  __device__ LinearCursor(const CudaWeightView& w, const __nv_bfloat16* first_x, int64_t x_stride,
-                          int num_rows, int group_rank, int index, int step)
+  __device__ LinearCursor(const CudaWeightView& w, X first_x, int64_t x_stride, int num_rows,
+                          int group_rank, int index, int step)
       : data(w.data),
         scale(w.scale),
         wide(w.wide),
@@ -75,7 +76,7 @@ struct LinearCursor {
     if (tile >= GroupTiles(rank)) tile -= GroupTiles(rank), ++groups;
     out_begin += groups * rank;
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) x[r] += int64_t{groups} * depth;
+    for (int r = 0; r < kRowTiles; ++r) x[r] = x[r] + int64_t{groups} * depth;
     Enter();
   }
 
@@ -133,9 +134,10 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
   }
 }
 
-// Elements between the rows of activations in shared memory.
+// Elements between the rows of activations in shared memory: two rows' chunks lie in different
+// banks.
 __host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
-  return depth + 8;
+  return depth + 32;
 }
 
 // The same of up to 8 rows that each block quantises for itself while its first weights come.
@@ -143,17 +145,18 @@ __host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
 template <Format F, bool kByWarp, class X, class T>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
     SkinnyFreshKernel(CudaWeightView w, Preparation<X> x, int jobs, Output<T> out) {
-  using Cursor = LinearCursor<1>;
+  using Cursor = LinearCursor<1, FreshRow<F>>;
   auto& shared = SharedOf<SkinnyShared<1>>();
-  auto* const fresh = reinterpret_cast<__nv_bfloat16*>(&shared + 1);
+  const FreshRow<F> fresh{SharedAddress(&shared + 1)};
   const int64_t stride = FreshStride(w.depth);
   LetNextStart();
   const SkinnyShare share(kByWarp, jobs);
   const Cursor cursor(w, fresh, stride, x.rows, w.out, share.first, share.step);
-  const auto prepare = [&](int t, int unit) {
-    float v[4];
-    x.Load(t, unit, v);
-    StoreUnit(Form::kQuantised, v, unit, fresh + t * stride);
+  // Four units at a time.
+  const auto prepare = [&](int t, int first, int end) {
+    FourUnits<X> units;
+    units.Load(x.x + t * x.stride, x.in, x.vector, first, end);
+    units.Store(first, end, fresh + t * stride);
   };
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
@@ -163,9 +166,10 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
         share.count, w.depth, shared, cursor,
         [&] {
           WaitForPrevious();
-          for (int i = static_cast<int>(threadIdx.x) / 32; i < x.rows * x.units;
+          const int fours = (x.units + 3) / 4;
+          for (int i = static_cast<int>(threadIdx.x) / 32; i < x.rows * fours;
                i += kSkinnyThreads / 32) {
-            prepare(i / x.units, i % x.units);
+            prepare(i / fours, i % fours * 4, x.units);
           }
           __syncthreads();
         },
@@ -176,7 +180,9 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
         [&](int begin, int count) {
           WaitForPrevious();
           for (int t = 0; t < x.rows; ++t) {
-            for (int unit = begin; unit < begin + count; ++unit) prepare(t, unit);
+            for (int first = begin; first < begin + count; first += 4) {
+              prepare(t, first, begin + count);
+            }
           }
           __syncwarp();
         },

@@ -30,6 +30,24 @@ inline Form FormOf(WeightFormat format, Numerics numerics) {
   return format == WeightFormat::kBF16 ? Form::kPlain : Form::kQuantised;
 }
 
+// The activation quantiser on a unit: the lane's 4 inputs of 128.
+__device__ inline void QuantiseUnit(float (&v)[4]) {
+  const float most =
+      WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
+  const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
+  const float inverse = 1.0f / scale;  // exact: a power of two
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = FromE4m3(ToE4m3(v[i] * inverse)) * scale;
+}
+
+__device__ inline uint2 PackBf16(const float (&v)[4]) {
+  const auto pack = [](float low, float high) {
+    return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(low))) |
+           static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
+  };
+  return make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
+}
+
 // One unit of a row by one warp: `value` holds inputs 4*lane .. 4*lane + 3 (zero beyond the row's
 // end), `row` the whole padded row in the given form.
 __device__ inline void StoreUnit(Form form, const float value[4], int unit, void* row) {
@@ -43,19 +61,8 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
   float v[4] = {value[0], value[1], value[2], value[3]};
   const bool quantised =
       form == Form::kQuantised || form == Form::kWideFp8 || form == Form::kWideFp4;
-  if (quantised) {
-    const float most =
-        WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
-    const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
-    const float inverse = 1.0f / scale;  // exact: a power of two
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = FromE4m3(ToE4m3(v[i] * inverse)) * scale;
-  }
-  const auto pack = [](float low, float high) {
-    return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(low))) |
-           static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
-  };
-  const uint2 words = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
+  if (quantised) QuantiseUnit(v);
+  const uint2 words = PackBf16(v);
   if (form == Form::kPlain || form == Form::kQuantised) {
     *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(row) + at) = words;
     return;
@@ -72,6 +79,16 @@ __device__ inline void StoreUnit(Form form, const float value[4], int unit, void
   to[4] = words.y;
 }
 
+__device__ inline void LoadFour(const float* x, float (&v)[4]) {
+  const float4 four = *reinterpret_cast<const float4*>(x);
+  v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+}
+__device__ inline void LoadFour(const __nv_bfloat16* x, float (&v)[4]) {
+  const uint2 four = *reinterpret_cast<const uint2*>(x);
+  v[0] = __uint_as_float(four.x << 16), v[1] = __uint_as_float(four.x & 0xffff0000u);
+  v[2] = __uint_as_float(four.y << 16), v[3] = __uint_as_float(four.y & 0xffff0000u);
+}
+
 // x [rows, in] to out [rows, units * 128] of `form`.
 template <class T>
 struct Preparation {
@@ -80,10 +97,12 @@ struct Preparation {
   int rows, in, units;
   Form form;
   void* out;
+  bool vector;  // rows begin at multiples of 16 bytes and hold a multiple of 4 inputs
 
   // The lane's share of a unit of row t.
   __device__ void Load(int64_t t, int unit, float (&v)[4]) const {
     const int k = unit * kUnit + 4 * static_cast<int>(threadIdx.x % 32);
+    if (vector && k < in) return LoadFour(x + t * stride + k, v);
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = k + i < in ? ToFloat(x[t * stride + k + i]) : 0.0f;
   }
@@ -108,7 +127,9 @@ Preparation<T> MakePreparation(const MatrixView& x, Form form, void* out) {
           .in = static_cast<int>(x.cols),
           .units = static_cast<int>(CudaDepth(x.cols) / kUnit),
           .form = form,
-          .out = out};
+          .out = out,
+          .vector = x.cols % 4 == 0 && x.stride * ElementBytes(x.dtype) % 16 == 0 &&
+                    reinterpret_cast<uintptr_t>(x.data) % 16 == 0};
 }
 
 template <class T>

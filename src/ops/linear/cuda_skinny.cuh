@@ -9,20 +9,27 @@
 //   const uint8_t* data, *scale;  bool wide;  // CudaWeightView's
 //   int out0;                                 // the tile's first output, a multiple of 16
 //   int out_begin, out_end;                   // those of it that are wanted
-//   int rows;  const __nv_bfloat16* x[kRowTiles];  // the lane's rows, lane / 4 of each tile of 8
-// and Next(). Rows that do not exist are any that do: their columns are computed in vain.
+//   int rows;  X x[kRowTiles];                // the lane's rows, lane / 4 of each tile of 8
+// and Next(); X is const __nv_bfloat16* or FreshRow. Rows that do not exist are any that
+// do: their columns are computed in vain.
 #pragma once
 
 #include <type_traits>
 
 #include "ops/cuda/hopper.cuh"
-#include "ops/linear/cuda_expand.cuh"
+#include "ops/linear/cuda_prepare.cuh"
 
 namespace fathom::ops::cuda {
 
 inline constexpr int kSkinnyRows = 8;                  // of one tensor core tile
 inline constexpr int kSkinnyThreads = 32 * kSegments;  // a warp per segment
 inline constexpr int kSkinnyBlocks = 264;              // two on every multiprocessor of an H200
+
+// What lies at an address of shared memory.
+template <class T>
+__device__ inline const T& SharedAt(uint32_t at) {
+  return *static_cast<const T*>(__cvta_shared_to_generic(at));
+}
 
 // One lane's 32 weights of a unit, as stored.
 template <Format F>
@@ -43,12 +50,7 @@ struct RawUnit {
   // From shared memory.
   __device__ void LoadShared(uint32_t at) {
 #pragma unroll
-    for (int i = 0; i < kUnitPieces<F>; ++i) {
-      asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                   : "=r"(load[i].x), "=r"(load[i].y), "=r"(load[i].z), "=r"(load[i].w)
-                   : "r"(at + kTilePieceBytes * i)
-                   : "memory");
-    }
+    for (int i = 0; i < kUnitPieces<F>; ++i) load[i] = SharedAt<uint4>(at + kTilePieceBytes * i);
   }
 
   __device__ void Expand(int e, const ChunkScale& s, bool wide, uint32_t word[4]) const {
@@ -67,6 +69,120 @@ struct RawUnit {
     }
   }
 };
+
+// Activations in shared memory, a pointer to them in elements. Within a unit they lie in the order
+// in which a product of the weight's format takes them, chunk e of the four quarters side by side:
+// eight lanes read 64 bytes in one piece.
+template <Format F>
+struct FreshRow {
+  uint32_t at;
+
+  __device__ FreshRow operator+(int64_t elements) const {
+    return {at + static_cast<uint32_t>(elements) * 2};
+  }
+};
+
+// Where chunk e of quarter q begins within a unit, and its eight values.
+template <Format F>
+__device__ constexpr int ChunkOf(const __nv_bfloat16*, int q, int e) {
+  return UnitChunk<F>(q, e);
+}
+template <Format F>
+__device__ constexpr int ChunkOf(FreshRow<F>, int q, int e) {
+  return 32 * e + 8 * q;
+}
+__device__ inline uint4 LoadChunk(const __nv_bfloat16* x) {
+  return *reinterpret_cast<const uint4*>(x);
+}
+template <Format F>
+__device__ inline uint4 LoadChunk(FreshRow<F> x) {
+  return SharedAt<uint4>(x.at);
+}
+
+// Four units of a row on their way to a FreshRow, by a warp: eight lanes a unit, 16 inputs a lane.
+template <class T>
+struct FourUnits {
+  static constexpr int kInputs = 16, kLoads = kInputs * sizeof(T) / 16;
+  uint4 raw[kLoads];
+
+  // Units from `first` on, of which those before `end` are wanted. vector: Preparation's.
+  __device__ void Load(const T* row, int in, bool vector, int first, int end) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int unit = first + lane / 8, k = unit * kUnit + lane % 8 * kInputs;
+    if (vector && unit < end && k + kInputs <= in) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) raw[i] = reinterpret_cast<const uint4*>(row + k)[i];
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      T some[16 / sizeof(T)];
+#pragma unroll
+      for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) {
+        const int at = k + i * static_cast<int>(16 / sizeof(T)) + j;
+        some[j] = unit < end && at < in ? row[at] : T(0.0f);
+      }
+      raw[i] = *reinterpret_cast<const uint4*>(some);
+    }
+  }
+
+  // Quantises them (QuantiseUnit's values) and stores those that are wanted.
+  template <Format F>
+  __device__ void Store(int first, int end, FreshRow<F> row) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, j = lane % 8;
+    float v[kInputs], most = 0;
+#pragma unroll
+    for (int i = 0; i < kInputs / 4; ++i) {
+      float four[4];
+      LoadFour(reinterpret_cast<const T*>(raw) + 4 * i, four);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        v[4 * i + n] = four[n];
+        most = fmaxf(most, fabsf(four[n]));
+      }
+    }
+#pragma unroll
+    for (int offset = 4; offset > 0; offset /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    }
+    if (first + lane / 8 >= end) return;
+    const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
+    // Its inverse, as exact: 254 - exponent.
+    const float inverse = __uint_as_float(0x7f000000u - __float_as_uint(scale));
+    uint32_t words[kInputs / 2];
+#pragma unroll
+    for (int i = 0; i < kInputs / 2; ++i) {
+      const __nv_fp8x2_storage_t codes = __nv_cvt_float2_to_fp8x2(
+          make_float2(v[2 * i] * inverse, v[2 * i + 1] * inverse), __NV_SATFINITE, __NV_E4M3);
+      const float2 back = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(back.x * scale, back.y * scale);
+      words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+    // Inputs 16 j .. of the unit: two chunks.
+    const int q = F == Format::kFp4Block32 ? j / 2 : j % 4;
+    const int e = F == Format::kFp4Block32 ? j % 2 * 2 : j / 4 * 2;
+    const uint32_t at = (row + ((first + lane / 8) * kUnit + ChunkOf<F>(row, q, e))).at;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at + 64 * i), "r"(words[4 * i]),
+                   "r"(words[4 * i + 1]), "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
+                   : "memory");
+    }
+  }
+};
+
+// CopyBulk of what is read once: it leaves the L2 cache first, so that code, tables and activations
+// stay there.
+__device__ inline void CopyBulkOnce(void* shared, const void* global, uint32_t bytes,
+                                    uint64_t* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(SharedAddress(shared)),
+      "l"(global), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
 
 // A warp's weights on their way: stages of whole units of one job, about 4 KiB each.
 template <Format F>
@@ -113,9 +229,9 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
     const auto codes = static_cast<uint32_t>(n * kTile * kUnitBytes<F>);
     const auto scales = static_cast<uint32_t>(F == Format::kFp4Block32 ? n * kTile * 4 : 0);
     BarrierArriveExpecting(&ring.here[slot], codes + scales);
-    CopyBulk(to, asking.data + at * kUnitBytes<F>, codes, &ring.here[slot]);
+    CopyBulkOnce(to, asking.data + at * kUnitBytes<F>, codes, &ring.here[slot]);
     if constexpr (F == Format::kFp4Block32) {
-      CopyBulk(to + Stage::kCodes, asking.scale + at * 4, scales, &ring.here[slot]);
+      CopyBulkOnce(to + Stage::kCodes, asking.scale + at * 4, scales, &ring.here[slot]);
     }
     asked += n;
     asked_unit += n;
@@ -129,79 +245,80 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   }
   slot = 0;
   __syncwarp();
+  uint32_t next_scale = 0;  // of FP8, on its way too
+  if (F == Format::kFp8Block128 && steps > 0) {
+    next_scale = __ldg(cursor.scale + (cursor.out0 >> 7) * units + begin);
+  }
   ready();
   if (steps == 0) return;
 
   // Activations of the next unit are asked for as those of the present one have been used; so are
-  // scales of FP8.
+  // scales of FP8. After the last one they are asked for once more.
+  using X = std::remove_cvref_t<decltype(cursor.x[0])>;
   uint4 v[kRowTiles][4];
-  const __nv_bfloat16* x[kRowTiles];
-  const uint8_t* scale = nullptr;
-  uint32_t next_scale = 0;
+  X x[kRowTiles], next_x[kRowTiles];  // of the stage at hand, and of what follows it
+  const uint8_t *scale = nullptr, *next_stage_scale = nullptr;
   const auto turn_to = [&](const Cursor& job) {
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) x[r] = job.x[r] + begin * kUnit + UnitChunk<F>(q, 0);
-    if constexpr (F == Format::kFp8Block128) scale = job.scale + (job.out0 >> 7) * units + begin;
-  };
-  const auto fetch = [&](int e) {
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      v[r][e] = *reinterpret_cast<const uint4*>(x[r] + UnitChunk<F>(0, e));
+    for (int r = 0; r < kRowTiles; ++r)
+      next_x[r] = job.x[r] + (begin * kUnit + ChunkOf<F>(job.x[r], q, 0));
+    if constexpr (F == Format::kFp8Block128) {
+      next_stage_scale = job.scale + (job.out0 >> 7) * units + begin;
     }
-  };
-  const auto fetch_scale = [&] {
-    if constexpr (F == Format::kFp8Block128) next_scale = __ldg(scale);
   };
   turn_to(cursor);
-  fetch_scale();
 #pragma unroll
-  for (int e = 0; e < 4; ++e) fetch(e);
+  for (int e = 0; e < 4; ++e) {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r)
+      v[r][e] = LoadChunk(next_x[r] + ChunkOf<F>(next_x[r], 0, e));
+  }
 
   float sum[kRowTiles][4] = {};
-  int unit = 0;               // of the job
-  int place = 0, filled = 0;  // of the unit in the stage; units of the stage
-  uint32_t round = 0;         // of the ring
-  // The lane's place in a unit: 16 bytes of the first of its two rows.
+  int unit = 0;        // of the job
+  uint32_t phase = 0;  // of the ring
+  // The lane's place in a stage: 16 bytes of the first of its two rows.
   const uint32_t ring_at = SharedAddress(ring.bytes);
-  uint32_t codes_at = 0, scales_at = 0;
   Cursor following = cursor;  // of the next job
-  for (int step = 0; step < steps; ++step) {
-    if (place == filled) {
-      BarrierWait(&ring.here[slot], round & 1);
-      place = 0;
-      filled = min(Stage::kUnits, count - unit);
-      codes_at = ring_at + static_cast<uint32_t>(slot * Stage::kBytes) + lane / 4 * 64 + 16 * q;
-      scales_at = ring_at + static_cast<uint32_t>(slot * Stage::kBytes) + Stage::kCodes + lane;
-    }
-    RawUnit<F> raw[2];
-    raw[0].LoadShared(codes_at);
-    raw[1].LoadShared(codes_at + kTilePieceBytes / 2);
-    codes_at += kTile * kUnitBytes<F>;
-    if constexpr (F == Format::kFp4Block32) {
-      const auto scale_of = [](uint32_t at) {
-        uint32_t scale;
-        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(scale) : "r"(at) : "memory");
-        return scale;
-      };
-      raw[0].scale = scale_of(scales_at);
-      raw[1].scale = scale_of(scales_at + kTile * 4 / 2);
-      scales_at += kTile * 4;
-    } else {
-      raw[0].scale = raw[1].scale = next_scale;
-    }
-    const bool last = unit + 1 == count, more = step + 1 < steps;
+  for (int left = steps; left > 0;) {
+    const int filled = min(Stage::kUnits, count - unit);
+    left -= filled;
+    const bool last = unit + filled == count;
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) x[r] = next_x[r];
+    scale = next_stage_scale;
     if (!last) {
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) x[r] += kUnit;
-      if constexpr (F == Format::kFp8Block128) ++scale;
-    } else if (more) {
+      for (int r = 0; r < kRowTiles; ++r) next_x[r] = x[r] + Stage::kUnits * kUnit;
+      next_stage_scale = scale + Stage::kUnits;
+    } else if (left > 0) {
       following = cursor;
       following.Next();
       turn_to(following);
     }
-    if (more) fetch_scale();
-    const auto multiply = [&](auto wide) {
+    BarrierWait(&ring.here[slot], phase);
+    const uint32_t stage_at = ring_at + static_cast<uint32_t>(slot * Stage::kBytes);
+    const auto multiply = [&](int place, bool last_unit, auto wide) {
       constexpr bool kWide = decltype(wide)::value;
+      RawUnit<F> raw[2];
+      const uint32_t codes_at =
+          stage_at + lane / 4 * 64 + 16 * q + static_cast<uint32_t>(place * kTile * kUnitBytes<F>);
+      raw[0].LoadShared(codes_at);
+      raw[1].LoadShared(codes_at + kTilePieceBytes / 2);
+      if constexpr (F == Format::kFp4Block32) {
+        const uint32_t scales_at =
+            stage_at + Stage::kCodes + lane + static_cast<uint32_t>(place * kTile * 4);
+        raw[0].scale = SharedAt<uint8_t>(scales_at);
+        raw[1].scale = SharedAt<uint8_t>(scales_at + kTile * 4 / 2);
+      } else if constexpr (F == Format::kFp8Block128) {
+        raw[0].scale = raw[1].scale = next_scale;
+        next_scale = __ldg(last_unit ? next_stage_scale : scale + place + 1);
+      }
+      X after_x[kRowTiles];
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        after_x[r] = last_unit ? next_x[r] : x[r] + (place + 1) * kUnit;
+      }
       const ChunkScale s0 = MakeScale<F>(raw[0].scale, kWide);
       const ChunkScale s1 = MakeScale<F>(raw[1].scale, kWide);
 #pragma unroll
@@ -213,24 +330,27 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
         for (int r = 0; r < kRowTiles; ++r) {
           Mma(sum[r], a0[0], a1[0], a0[1], a1[1], v[r][e].x, v[r][e].y);
           Mma(sum[r], a0[2], a1[2], a0[3], a1[3], v[r][e].z, v[r][e].w);
+          v[r][e] = LoadChunk(after_x[r] + ChunkOf<F>(after_x[r], 0, e));
         }
-        if (more) fetch(e);
       }
+      after(cursor, unit + place, sum);
     };
-    // One branch a unit, not one a chunk.
     if (F != Format::kBF16 && cursor.wide) {
-      multiply(std::true_type());
+#pragma unroll 1
+      for (int place = 0; place < filled; ++place) {
+        multiply(place, place + 1 == filled, std::true_type());
+      }
     } else {
-      multiply(std::false_type());
+#pragma unroll 1
+      for (int place = 0; place < filled; ++place) {
+        multiply(place, place + 1 == filled, std::false_type());
+      }
     }
-    after(cursor, unit, sum);
-    ++unit;
+    unit += filled;
     if (last) unit = 0, cursor = following;
-    if (++place == filled) {
-      __syncwarp();  // all lanes have read the stage
-      if (lane == 0) ask();
-      if (++slot == kSkinnyStages) slot = 0, ++round;
-    }
+    __syncwarp();  // all lanes have read the stage
+    if (lane == 0) ask();
+    if (++slot == kSkinnyStages) slot = 0, phase ^= 1;
   }
 }
 
@@ -310,6 +430,9 @@ __device__ void SkinnyByWarp(int jobs, int depth, SkinnyShared<kRowTiles>& share
             total[r][i] += sum[r][i];
             sum[r][i] = 0;
           }
+        }
+        if (units % kSegments == 0) {
+          segment_end += units / kSegments;
         }
         // Of fewer units than segments some segments are empty: they begin where the next one does.
         while (segment + 1 < kSegments && segment_end <= unit + 1) {
