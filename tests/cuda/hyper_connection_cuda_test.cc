@@ -111,16 +111,16 @@ TEST(HyperConnectionCuda, AgreesWithReference) {
   }
 }
 
-// 300 tokens and more are computed by another kernel than few.
+// The number of tokens decides how many a cluster takes at a time, and how often.
 TEST(HyperConnectionCuda, EveryTokenIsIndependentOfItsBatch) {
   FATHOM_NEEDS_DEVICE();
   struct Case {
     int64_t tokens, d;
     std::vector<int64_t> batches;
   };
-  for (const Case& c : {Case{39, 256, {1, 7}}, Case{303, 256, {1, 150}}, Case{257, 4096, {257, 9}},
-                        Case{256, 7168, {64}}}) {
-    for (const Parts part : {Parts::kAll, Parts::kFirst}) {
+  for (const Case& c : {Case{39, 256, {1, 7}}, Case{603, 256, {1, 20, 150}}, Case{97, 320, {1, 40}},
+                        Case{257, 4096, {1, 9, 24, 50, 120}}, Case{140, 7168, {1, 12, 30, 64}}}) {
+    for (const Parts part : {Parts::kAll, Parts::kFirst, Parts::kHead}) {
       const Seam input = Input(c.tokens, c.d);
       const Seam all = RunDevice(input, c.tokens, c.d, Numerics::kProduct, part, c.tokens);
       for (const int64_t batch : c.batches) {
