@@ -2,6 +2,8 @@
 #include <tuple>
 
 #include "device_memory.h"
+#include "ops/norm_rope_insert/cuda.h"
+#include "ops/norm_rope_insert/rope.h"
 #include "ops/sparse_attention/cuda.h"
 #include "ops/sparse_attention/scenario.h"
 #include "ops/testing.h"
@@ -14,13 +16,57 @@ std::vector<T> CopyOf(const T* data, int64_t n) {
   return data == nullptr ? std::vector<T>() : std::vector<T>(data, data + n);
 }
 
+// Who normalises and rotates the queries and rotates the output back.
+enum class Rotary { kNobody, kOtherOps, kAttention };
+
 struct RunOptions {
   bool alias = false;        // out is q
   bool f32_queries = false;  // float32 activations whatever the numerics
+  Rotary rotary = Rotary::kNobody;
 };
+
+// A step's rotary tables [T, 64].
+std::vector<float> RotaryTables(const StepView& step) {
+  std::vector<float> tables(int64_t{step.num_tokens} * kRopeDim);
+  for (int32_t t = 0; t < step.num_tokens; ++t) {
+    RopeTableRow(PlainRope(10'000), step.position[t], &tables[t * kRopeDim]);
+  }
+  return tables;
+}
+
+void NormAndRotateOnDevice(MatrixView q, int heads, const float* rope) {
+  const int64_t tokens = q.rows;
+  const DeviceMatrix kv(tokens, kHeadDim, q.dtype);
+  const DeviceArray<float> norm(std::vector<float>(kHeadDim, 1.0f));
+  const DeviceArray<std::byte> rows(tokens * RowDataBytes(RowFormat::kBf16, kHeadDim));
+  NormRopeInsertArgs args;
+  args.q = q;
+  args.kv = kv.view();
+  args.kv_norm = norm.data();
+  args.rope = rope;
+  args.step_rows.base = rows.data();
+  args.step_rows.format = RowFormat::kBf16;
+  args.step_rows.channels = kHeadDim;
+  args.step_rows.rows_per_page = static_cast<int32_t>(tokens);
+  args.heads = heads;
+  NormRopeInsertCuda(args, nullptr);
+  FATHOM_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// As output_projection begins.
+void RotateBack(const std::vector<float>& tables, int heads, std::vector<float>* out) {
+  const auto rows = static_cast<int64_t>(out->size()) / kHeadDim;
+  for (int64_t row = 0; row < rows; ++row) {
+    float* rope = out->data() + row * kHeadDim + kNopeDim;
+    RotateRow(rope, &tables[row / heads * kRopeDim], /*inverse=*/true);
+    for (int i = 0; i < kRopeDim; ++i) rope[i] = RoundBf16(rope[i]);
+  }
+}
 
 std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions& options = {}) {
   SparseAttentionArgs args = scenario.args();
+  const std::vector<float> tables = RotaryTables(*args.step);
+  const DeviceArray<float> rope(tables);
   const DeviceStep step(*args.step);
   const int64_t tokens = args.step->num_tokens, width = int64_t{args.heads} * kHeadDim;
   const DType type = options.f32_queries ? DType::kF32 : DeviceActivationType(args.numerics);
@@ -50,8 +96,15 @@ std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions&
   args.sink = sink.data();
   args.q = q.view();
   args.out = options.alias ? q.view() : out.view();
+  if (options.rotary == Rotary::kOtherOps) NormAndRotateOnDevice(q.view(), args.heads, rope.data());
+  if (options.rotary == Rotary::kAttention) {
+    EXPECT_TRUE(SparseAttentionCudaFuses(args));
+    args.rope = rope.data();
+  }
   SparseAttentionCuda(args, scratch.data(), nullptr);
-  return options.alias ? q.Download() : out.Download();
+  std::vector<float> result = options.alias ? q.Download() : out.Download();
+  if (options.rotary == Rotary::kOtherOps) RotateBack(tables, args.heads, &result);
+  return result;
 }
 
 std::vector<float> AttendReference(AttentionScenario& scenario) {
@@ -211,6 +264,52 @@ TEST(SparseAttentionCuda, OutputMayAliasTheQuery) {
       EXPECT_EQ(AttendOnDevice(scenario, {.alias = true}), expected);
     }
   }
+}
+
+// The queries' norm and rotation and the output's rotation within the kernel: the same bits as by
+// the other ops.
+TEST(SparseAttentionCuda, FusedRotationsHaveTheBitsOfTheOtherOps) {
+  FATHOM_NEEDS_DEVICE();
+  const auto expect_same_bits = [](const ScenarioOptions& options) {
+    SCOPED_TRACE(testing::Message()
+                 << "heads " << options.heads << " compressed "
+                 << static_cast<int>(options.compressed) << " format "
+                 << static_cast<int>(options.format) << " tokens " << options.sequences[0].tokens);
+    AttentionScenario scenario(options);
+    const std::vector<float> expected = AttendOnDevice(scenario, {.rotary = Rotary::kOtherOps});
+    EXPECT_EQ(AttendOnDevice(scenario, {.rotary = Rotary::kAttention}), expected);
+    EXPECT_EQ(AttendOnDevice(scenario, {.alias = true, .rotary = Rotary::kAttention}), expected);
+  };
+  for (const Compressed compressed : {Compressed::kNone, Compressed::kCsa, Compressed::kHca}) {
+    for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
+      for (const int heads : {4, 8, 16, 64, 128}) {
+        expect_same_bits({.sequences = {{3000, 1}},
+                          .heads = heads,
+                          .compressed = compressed,
+                          .top_k = 512,
+                          .format = format});
+      }
+      expect_same_bits({.sequences = {{60, 40}, {0, 1}, {5000, 2}},
+                        .heads = 16,
+                        .compressed = compressed,
+                        .top_k = 512,
+                        .format = format});
+    }
+  }
+}
+
+// Scales and codes that the quick way to expand rows does not cover.
+TEST(SparseAttentionCuda, LargeScalesMatchReference) {
+  FATHOM_NEEDS_DEVICE();
+  AttentionScenario scenario({.sequences = {{900, 3}}, .heads = 8});
+  const PagedRows& rows = scenario.args().step_rows;
+  for (int32_t row = 0; row < 2; ++row) {
+    for (int block = 0; block < 7; ++block) {
+      rows.scale(0, row)[block] = static_cast<std::byte>(133 + 3 * row + block % 2);
+    }
+  }
+  const std::vector<float> expected = AttendReference(scenario);
+  EXPECT_LT(RelativeL2(AttendOnDevice(scenario), expected), Tolerance(Numerics::kProduct));
 }
 
 TEST(SparseAttentionCuda, AStoredNanIsNotHidden) {

@@ -4,6 +4,8 @@
 // computes one segment and a second kernel merges them in order. Rows are read where they lie.
 #include <algorithm>
 #include <bit>
+#include <cstdio>
+#include <cstdlib>
 
 #include "ops/sparse_attention/cores.cuh"
 #include "ops/sparse_attention/cuda.h"
@@ -184,6 +186,18 @@ int64_t SparseAttentionCudaScratchBytes() {
   return cuda::kMaxPartials * cuda::kPartialFloats * int64_t{sizeof(float)};
 }
 
+bool SparseAttentionCudaFuses(const SparseAttentionArgs& args) {
+  const auto all_rows_are = [&](RowFormat format) {
+    return args.step_rows.format == format && args.ring.format == format &&
+           (args.compressed.base == nullptr || args.compressed.format == format);
+  };
+  return args.numerics == Numerics::kProduct && args.q.dtype == DType::kBF16 &&
+         args.out.dtype == DType::kBF16 &&
+         (args.compressed.base == nullptr ||
+          std::has_single_bit(static_cast<uint32_t>(args.compressed.rows_per_page))) &&
+         (all_rows_are(RowFormat::kFp8Main) || all_rows_are(RowFormat::kBf16));
+}
+
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream) {
   if (args.step->num_tokens == 0) return;
   cuda::AttentionParams p;
@@ -199,25 +213,25 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
   p.step_rows = args.step_rows;
   p.ring = args.ring;
   p.compressed = args.compressed;
-  const auto page_rows = static_cast<uint32_t>(args.compressed.rows_per_page);
-  if (std::has_single_bit(page_rows)) p.page_shift = std::countr_zero(page_rows);
+  p.page_shift = std::countr_zero(static_cast<uint32_t>(args.compressed.rows_per_page));
   p.selected = args.selected;
   p.counts = args.counts;
   p.top_k = args.top_k;
   p.sink = args.sink;
+  p.rope = args.rope;
   p.product = args.numerics == Numerics::kProduct;
   p.partials = static_cast<float*>(scratch);
   p.max_segments = cuda::SegmentsOf(args);
-  const auto all_rows_are = [&](RowFormat format) {
-    return p.step_rows.format == format && p.ring.format == format &&
-           (p.compressed.base == nullptr || p.compressed.format == format);
-  };
-  if (p.product && p.q_bf16 && all_rows_are(RowFormat::kFp8Main)) {
-    cuda::LaunchRows<true>(args, p, stream);
-  } else if (p.product && p.q_bf16 && all_rows_are(RowFormat::kBf16)) {
-    cuda::LaunchRows<false>(args, p, stream);
-  } else {
+  if (!SparseAttentionCudaFuses(args)) {
+    if (args.rope != nullptr) {
+      std::fprintf(stderr, "fathom: sparse attention on CUDA: rope where it is not fused\n");
+      std::abort();
+    }
     cuda::Launch<cuda::F32Core>(p, stream);
+  } else if (p.step_rows.format == RowFormat::kFp8Main) {
+    cuda::LaunchRows<true>(args, p, stream);
+  } else {
+    cuda::LaunchRows<false>(args, p, stream);
   }
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }

@@ -20,11 +20,12 @@ struct AttentionParams {
   int64_t q_stride, out_stride;
   bool q_bf16, out_bf16;
   PagedRows step_rows, ring, compressed;
-  int page_shift = -1;  // log2 of compressed.rows_per_page, or -1
+  int page_shift;  // log2 of compressed.rows_per_page, for rows on tensor cores
   const int32_t* selected;
   const int32_t* counts;
   int top_k;
   const float* sink;
+  const float* rope;  // as in SparseAttentionArgs
   bool product;
   float* partials;   // [T, groups, max_segments] of kPartialFloats
   int max_segments;  // of any token of the step
@@ -47,18 +48,23 @@ struct Entries {
 
 // False for tokens that only fill up a captured batch: their position is below 0.
 __device__ inline bool EntriesOf(const AttentionParams& p, int32_t token, Entries* out) {
-  const int32_t position = p.step.position[token];
-  if (position < 0) return false;
+  // All reads at once; in decode a token's index is its sequence's.
+  const int32_t guess = min(token, p.step.num_sequences - 1);
+  const int32_t position = __ldg(p.step.position + token);
   out->token = token;
-  out->sequence = p.step.sequence[token];
-  out->start = p.step.query_start[out->sequence];
+  out->sequence = __ldg(p.step.sequence + token);
+  out->start = __ldg(p.step.query_start + guess);
+  out->slot = __ldg(p.step.slot + guess);
+  const int32_t count = p.selected != nullptr ? __ldg(p.counts + token) : (position + 1) / 128;
+  if (position < 0) return false;
+  if (out->sequence != guess) {
+    out->start = __ldg(p.step.query_start + out->sequence);
+    out->slot = __ldg(p.step.slot + out->sequence);
+  }
   out->first = position - (token - out->start);
-  out->slot = p.step.slot[out->sequence];
   out->window_begin = max(0, position - (kWindow - 1));
   out->window = position - out->window_begin + 1;
-  out->compressed = p.compressed.base == nullptr ? 0
-                    : p.selected != nullptr      ? p.counts[token]
-                                                 : (position + 1) / 128;
+  out->compressed = p.compressed.base == nullptr ? 0 : count;
   return true;
 }
 
