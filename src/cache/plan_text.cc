@@ -81,7 +81,7 @@ std::string WeightTable(const MemoryPlan& plan) {
             fmt::format(", {} of {}", (weights.num_experts + gpus - 1) / gpus, weights.num_experts);
       }
     }
-    if (kind == WeightKind::kDrafters) note = "not run yet";
+    if (kind == WeightKind::kDrafters) note = fmt::format("{} B stay in the checkpoint: not run yet", Grouped(of.bytes));
     const int64_t bytes = weights.per_gpu(kind, gpus);
     text += fmt::format("  {:<15}{:>7}{:>19} B {:>12}  {}", name, Grouped(of.tensors),
                         Grouped(bytes), Amount(bytes), note);
@@ -90,7 +90,7 @@ std::string WeightTable(const MemoryPlan& plan) {
   }
   text += fmt::format("  {:<15}{:>7}{:>19} B {:>12}", "together", Grouped(weights.tensors),
                       Grouped(plan.weight_bytes), Amount(plan.weight_bytes));
-  if (gpus > 1) {
+  if (plan.weight_bytes != weights.bytes) {
     text += fmt::format("  checkpoint {} B", Grouped(weights.bytes));
   }
   return text + "\n";

@@ -61,6 +61,7 @@ std::string_view WeightKindKey(WeightKind kind) {
 
 int64_t WeightBudget::per_gpu(WeightKind kind, int gpus) const {
   FATHOM_CHECK(gpus >= 1 && gpus <= num_experts);
+  if (kind == WeightKind::kDrafters) return 0;
   const Kind& whole = of(kind);
   // All routed experts are of one size.
   const int64_t one = whole.expert_bytes / num_experts;

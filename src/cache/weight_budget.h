@@ -23,7 +23,7 @@ enum class WeightKind : uint8_t {
   kRouters,        // gates, biases, hash tables
   kEmbedding,
   kHead,
-  kDrafters,  // mtp.*, their experts included; checked at load, not used for generation yet
+  kDrafters,  // mtp.*, their experts included; checked at load, not run and not loaded yet
   kOther,     // norms, hyper-connections
 };
 inline constexpr int kWeightKinds = 10;
@@ -45,7 +45,8 @@ struct WeightBudget {
 
   const Kind& of(WeightKind kind) const { return kinds[static_cast<size_t>(kind)]; }
   // Bytes on the fullest of `gpus` devices: attention is replicated (TP 1), routed experts are
-  // divided whole (EP `gpus`), ceil(E / gpus) on the fullest. 1 <= gpus <= num_experts.
+  // divided whole (EP `gpus`), ceil(E / gpus) on the fullest. Drafters stay in the checkpoint: 0.
+  // 1 <= gpus <= num_experts.
   int64_t per_gpu(WeightKind kind, int gpus) const;
   int64_t per_gpu(int gpus) const;
 };

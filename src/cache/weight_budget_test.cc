@@ -56,13 +56,15 @@ TEST_F(WeightBudgetTest, Fp8ExpertsAreOfTheirStoredSize) {
 
 TEST_F(WeightBudgetTest, ExpertsAreDividedAndTheRestIsReplicated) {
   const WeightBudget budget = BudgetWeights(Config("v4-flash"));
-  EXPECT_EQ(budget.per_gpu(1), budget.bytes);
-  const int64_t experts =
-      budget.of(WeightKind::kExperts).bytes + budget.of(WeightKind::kDrafters).expert_bytes;
-  EXPECT_EQ(budget.per_gpu(8), budget.bytes - experts + experts / 8);
+  // Drafters stay in the checkpoint.
+  EXPECT_EQ(budget.per_gpu(WeightKind::kDrafters, 1), 0);
+  const int64_t loaded = budget.bytes - budget.of(WeightKind::kDrafters).bytes;
+  EXPECT_EQ(budget.per_gpu(1), loaded);
+  const int64_t experts = budget.of(WeightKind::kExperts).bytes;
+  EXPECT_EQ(budget.per_gpu(8), loaded - experts + experts / 8);
   EXPECT_EQ(budget.per_gpu(WeightKind::kAttention, 8), budget.of(WeightKind::kAttention).bytes);
   // 256 experts on 3 devices: 86, 85, 85; the fullest counts.
-  EXPECT_EQ(budget.per_gpu(3), budget.bytes - experts + experts / 256 * 86);
+  EXPECT_EQ(budget.per_gpu(3), loaded - experts + experts / 256 * 86);
 }
 
 TEST_F(WeightBudgetTest, OfACheckpointThatDiffersFromItsConfig) {
