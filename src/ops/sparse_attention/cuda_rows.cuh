@@ -23,9 +23,9 @@ constexpr int kConsumerRegisters = 200, kProducerRegisters = 56;
 __host__ __device__ constexpr int TilesOf(int entries) {
   return (entries + kTileRows - 1) / kTileRows;
 }
-// A range costs a block as much time as three or four tiles, whatever it holds. Of three tiles it is
-// the fastest for a single token (128 + 512 rows: 19.0 us, of five 23.2), of five for a large batch
-// (128 tokens: 87.9 and 53.7) and for a prompt.
+// A range costs a block as much time as three or four tiles, whatever it holds. Of three tiles it
+// is the fastest for a single token (128 + 512 rows: 19.0 us, of five 23.2), of five for a large
+// batch (128 tokens: 87.9 and 53.7) and for a prompt.
 __host__ __device__ constexpr int AttentionRanges(int tiles) {
   const int ranges = (tiles + 4) / 5;
   return ranges < kMaxRanges ? ranges : kMaxRanges;
