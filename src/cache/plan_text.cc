@@ -81,7 +81,7 @@ std::string WeightTable(const MemoryPlan& plan) {
             fmt::format(", {} of {}", (weights.num_experts + gpus - 1) / gpus, weights.num_experts);
       }
     }
-    if (kind == WeightKind::kDrafters) note = fmt::format("{} B stay in the checkpoint: not run yet", Grouped(of.bytes));
+    if (kind == WeightKind::kDrafters) note = fmt::format("{} B not loaded", Grouped(of.bytes));
     const int64_t bytes = weights.per_gpu(kind, gpus);
     text += fmt::format("  {:<15}{:>7}{:>19} B {:>12}  {}", name, Grouped(of.tensors),
                         Grouped(bytes), Amount(bytes), note);

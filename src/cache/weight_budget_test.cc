@@ -78,7 +78,7 @@ TEST_F(WeightBudgetTest, OfACheckpointThatDiffersFromItsConfig) {
   const WeightBudget wide = BudgetLoaded(config, all.tensors - 46, all.bytes + 1'000'000);
   EXPECT_EQ(wide.of(WeightKind::kAttention).bytes,
             all.of(WeightKind::kAttention).bytes + 1'000'000);
-  EXPECT_EQ(wide.per_gpu(1), all.bytes + 1'000'000);
+  EXPECT_EQ(wide.per_gpu(1), all.per_gpu(1) + 1'000'000);
 }
 
 }  // namespace
