@@ -36,11 +36,13 @@ PaddedMatrix RunCuda(const LinearWeight& weight, const PaddedMatrix& x, Numerics
 PaddedMatrix RunReference(const LinearWeight& weight, PaddedMatrix x, Numerics numerics,
                           bool round) {
   PaddedMatrix y(x.rows, weight.out, 0);
-  LinearReference({.x = x.view(),
-                   .weight = &weight,
-                   .y = y.view(),
-                   .numerics = numerics,
-                   .round_output = round});
+  ForRowSlices(x.rows, [&](int64_t first, int64_t count) {
+    LinearReference({.x = RowsOf(x.view(), first, count),
+                     .weight = &weight,
+                     .y = RowsOf(y.view(), first, count),
+                     .numerics = numerics,
+                     .round_output = round});
+  });
   return y;
 }
 

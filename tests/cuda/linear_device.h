@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <thread>
 #include <vector>
 
 #include "cuda/device_memory.h"
@@ -16,6 +17,24 @@ inline LinearWeight OnDevice(const LinearWeight& host) {
   LinearWeight weight = host;
   PackLinearCuda(weight);
   return weight;
+}
+
+// Calls fn(first, count) for slices of `rows` rows, one on each core: references are slow, and a
+// device waits for them.
+template <class Fn>
+void ForRowSlices(int64_t rows, const Fn& fn) {
+  const auto slices =
+      std::clamp<int64_t>(static_cast<int64_t>(std::thread::hardware_concurrency()), 1, rows);
+  std::vector<std::jthread> threads;
+  for (int64_t i = 0; i < slices; ++i) {
+    const int64_t first = rows * i / slices, count = rows * (i + 1) / slices - first;
+    threads.emplace_back([&fn, first, count] { fn(first, count); });
+  }
+}
+inline MatrixView RowsOf(MatrixView m, int64_t first, int64_t count) {
+  m.data = static_cast<char*>(m.data) + first * m.stride * ElementBytes(m.dtype);
+  m.rows = count;
+  return m;
 }
 
 // A strided matrix on the device; all bytes 0xff (NaN) until written.

@@ -69,21 +69,23 @@ TEST(OutputProjectionCuda, MatchesTheReference) {
     for (const int64_t rows : {1, 2, 3, 7, 8, 9, 16, 127, 129}) {
       const std::vector<float> table = Table(0, rows);
       for (const auto numerics : {Numerics::kProduct, Numerics::kReference}) {
+        PaddedMatrix input(rows, int64_t{kHeadDim} * c.shape.heads, 0);
+        input.Randomise(3, numerics == Numerics::kProduct);
+        PaddedMatrix rotated = input;
+        PaddedMatrix expected(rows, out, 0);
+        ForRowSlices(rows, [&](int64_t first, int64_t count) {
+          OutputProjectionReference({.o = RowsOf(rotated.view(), first, count),
+                                     .rope = table.data() + first * kRopeDim,
+                                     .heads = c.shape.heads,
+                                     .groups = c.shape.groups,
+                                     .wo_a = &owned.weight,
+                                     .y = RowsOf(expected.view(), first, count),
+                                     .numerics = numerics});
+        });
         for (const int64_t padding : {0, 3, 8}) {
           SCOPED_TRACE("rows " + std::to_string(rows) + " rank " + std::to_string(c.shape.rank) +
                        " padding " + std::to_string(padding) +
                        (numerics == Numerics::kProduct ? " product" : ""));
-          PaddedMatrix input(rows, int64_t{kHeadDim} * c.shape.heads, 0);
-          input.Randomise(3, numerics == Numerics::kProduct);
-          PaddedMatrix rotated = input;
-          PaddedMatrix expected(rows, out, 0);
-          OutputProjectionReference({.o = rotated.view(),
-                                     .rope = table.data(),
-                                     .heads = c.shape.heads,
-                                     .groups = c.shape.groups,
-                                     .wo_a = &owned.weight,
-                                     .y = expected.view(),
-                                     .numerics = numerics});
           // Both ways of many rows.
           const CudaWay way = padding == 3 ? CudaWay::kStream : CudaWay::kTiles;
           const Result got = RunCuda(c.shape, device, input, table, numerics, padding, way);
