@@ -162,6 +162,9 @@ Expected<std::unique_ptr<Runtime>> LoadRuntime(const RuntimeOptions& options) {
   FATHOM_ASSIGN(CacheOptions cache, MakeCacheOptions(options));
   FATHOM_ASSIGN(runtime->geometry, MakeGeometry(runtime->config, cache));
   FATHOM_ASSIGN(runtime->gpu, OpenDevice(options.device));
+#if FATHOM_CUDA
+  if (runtime->gpu != nullptr) FATHOM_TRY(CheckForCuda(runtime->config));
+#endif
   const DeviceMemory memory = MemoryOf(runtime->gpu.get());
   // The checkpoint is not known yet; it may lack drafters and hold its experts in either format.
   // This pass refuses what cannot fit even at the least it may weigh.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/experts/cuda.h"
+#include "ops/hyper_connection/cuda.h"
 #include "ops/linear/cuda.h"
 
 namespace fathom {
@@ -50,7 +51,21 @@ std::vector<std::pair<const void*, int64_t>> Arrays(const Weights& weights,
 
 }  // namespace
 
+Status CheckForCuda(const ModelConfig& config) {
+  if (config.hidden_size > ops::kSeamCudaChannels) {
+    return Fail(Code::kInvalidArgument,
+                "hidden_size {}: at most {} on a GPU (--device cpu takes more)", config.hidden_size,
+                ops::kSeamCudaChannels);
+  }
+  if (config.hc_eps < ops::kSeamCudaLeastEps || config.hc_eps > ops::kSeamCudaMostEps) {
+    return Fail(Code::kInvalidArgument, "hc_eps {}: {} to {} on a GPU (--device cpu takes others)",
+                config.hc_eps, ops::kSeamCudaLeastEps, ops::kSeamCudaMostEps);
+  }
+  return {};
+}
+
 Status UploadForCuda(Weights& weights, const ModelConfig& config, ops::CudaBackend& backend) {
+  FATHOM_TRY(CheckForCuda(config));
   const auto arrays = Arrays(weights, config);
   int64_t array_bytes = 0;
   for (const auto& [data, bytes] : arrays) array_bytes += Aligned(bytes);

@@ -1,4 +1,4 @@
-// Puts a model's weights on the GPU.
+// Puts a model's weights on the GPU, if it is one that the kernels take.
 #pragma once
 
 #include "core/status.h"
@@ -7,6 +7,9 @@
 #include "ops/cuda/cuda_backend.h"
 
 namespace fathom {
+
+// kInvalidArgument names the key of config.json and its value when a kernel does not take it.
+Status CheckForCuda(const ModelConfig& config);
 
 // Copies every weight to the device, once: matrices at stored precision into one reservation
 // (LinearWeight::packed), small vectors, hash tables and the embedding into another. Afterwards the

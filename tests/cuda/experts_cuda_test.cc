@@ -179,7 +179,8 @@ TEST(ExpertsCuda, ASingleTokenHasTheBitsOfABatch) {
   };
   const auto fp4 = WeightFormat::kFp4Block32, fp8 = WeightFormat::kFp8Block128;
   for (const Case& c :
-       {Case{fp4, fp8, 1280, 1184, 9, 6}, Case{fp8, fp4, 160, 64, 5, 1},
+       {Case{fp4, fp8, 1280, 1184, 9, 6}, Case{fp4, fp8, 320, 96, 12, 3},
+        Case{fp4, fp8, 416, 2304, 8, 5}, Case{fp8, fp4, 160, 64, 5, 1},
         Case{fp8, fp8, 4608, 40, 7, 3}, Case{fp4, fp4, 512, 2048, 8, 6},
         Case{fp4, WeightFormat::kBF16, 256, 128, 8, 6}, Case{fp4, fp8, 256, 128, 9, 7}}) {
     constexpr int64_t kAll = 40;

@@ -195,6 +195,18 @@ TEST(SparseAttentionCuda, ManyHeadsAndLongSelectionsMatchReference) {
                           .numerics = Numerics::kReference});
 }
 
+TEST(SparseAttentionCuda, PagesOfAnyNumberOfRowsMatchReference) {
+  FATHOM_NEEDS_DEVICE();
+  for (const int32_t block_tokens : {128, 384, 640, 8'192}) {
+    for (const Compressed compressed : {Compressed::kCsa, Compressed::kHca}) {
+      ExpectMatchesReference({.sequences = {{9'000, 3}, {383, 2}},
+                              .heads = 64,
+                              .compressed = compressed,
+                              .block_tokens = block_tokens});
+    }
+  }
+}
+
 TEST(SparseAttentionCuda, Float32QueriesOfTheProductMatchReference) {
   FATHOM_NEEDS_DEVICE();
   for (RowFormat format : {RowFormat::kFp8Main, RowFormat::kF32}) {

@@ -435,7 +435,10 @@ bool IsSingle(const ExpertsArgs& args) {
     return e.w1.format == format && e.w2.format == format;
   };
   return args.z.rows == 1 && args.numerics == Numerics::kProduct &&
-         args.top_k <= kMostSingleSlots && both(args.experts[0], WeightFormat::kFp4Block32) &&
+         args.top_k <= kMostSingleSlots &&
+         SingleFits(static_cast<int>(args.experts[0].w1.in),
+                    static_cast<int>(args.experts[0].w1.out)) &&
+         both(args.experts[0], WeightFormat::kFp4Block32) &&
          both(*args.shared, WeightFormat::kFp8Block128);
 }
 

@@ -271,18 +271,29 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   }
 }
 
+// Bytes of shared memory of the two kernels.
+inline int64_t SingleUpBytes(int hidden) {
+  return static_cast<int64_t>(sizeof(SingleUpShared)) + CudaDepth(hidden) * 2;
+}
+inline int64_t SingleDownBytes(int inner) {
+  return static_cast<int64_t>(sizeof(SingleDownShared)) + (kSegments - 1) * CudaDepth(inner) * 2;
+}
+inline bool SingleFits(int hidden, int inner) {
+  constexpr int64_t kMost = 227 << 10;  // of a block of an H200
+  return SingleUpBytes(hidden) <= kMost && SingleDownBytes(inner) <= kMost;
+}
+
 // a: scratch, [top_k + 1, inner].
 template <Format kRouted, Format kShared, class Z, class T>
 void LaunchSingle(const SingleToken& p, const MatrixView& z, T* a, T* y, cudaStream_t stream) {
   const auto up = SingleUp<kRouted, kShared, Z, T>;
-  const auto up_bytes = static_cast<int64_t>(sizeof(SingleUpShared)) + CudaDepth(p.hidden) * 2;
+  const int64_t up_bytes = SingleUpBytes(p.hidden);
   AllowShared(up, up_bytes);
   LaunchOverlapped(up, SingleUpBlocks(p.inner, p.top_k, 2) + SingleUpBlocks(p.inner, 1, 4),
                    kSkinnyThreads, up_bytes, stream, 1, p,
                    MakePreparation<Z>(z, Form::kQuantised, nullptr), a);
   const auto down = SingleDown<kRouted, kShared, T>;
-  const auto down_bytes =
-      static_cast<int64_t>(sizeof(SingleDownShared)) + (kSegments - 1) * CudaDepth(p.inner) * 2;
+  const int64_t down_bytes = SingleDownBytes(p.inner);
   AllowShared(down, down_bytes);
   const auto tiles = static_cast<int>(Blocks(p.hidden, kTile));
   LaunchOverlapped(down, Blocks(tiles, Blocks(tiles, kSkinnyBlocks)), kSkinnyThreads, down_bytes,

@@ -31,7 +31,7 @@ constexpr int kWarps = 8;  // of a team
 constexpr int kTeam = kWarps * 32;
 constexpr int kParts = kTeam / S;  // sums over units that a block has of each mix
 constexpr int kMostChunks = 8;     // of 32 pairs of channels, in a block
-constexpr int64_t kMostChannels = int64_t{kCluster} * kMostChunks * 64;
+static_assert(kSeamCudaChannels == int64_t{kCluster} * kMostChunks * 64);
 
 struct SeamParams {
   int64_t x_stride, o_stride, u_stride, z_stride;
@@ -569,7 +569,7 @@ void HyperConnectionCuda(const HyperConnectionArgs& args, CudaStream stream) {
     }
     return;
   }
-  FATHOM_CUDA_CHECK(d <= kMostChannels ? cudaSuccess : cudaErrorInvalidValue);
+  FATHOM_CUDA_CHECK(d <= kSeamCudaChannels ? cudaSuccess : cudaErrorInvalidValue);
   if (params.site.mixes == S || args.x.dtype != DType::kBF16) {
     cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
       if (params.site.mixes == S) Plan<T, 1, S>(params, 1).Launch(args, params, stream);
@@ -590,6 +590,7 @@ void HyperConnectionCuda(const HyperConnectionArgs& args, CudaStream stream) {
     return two_eights.Launch(args, params, stream);
   }
   if (two_fours.rounds > 0) return two_fours.Launch(args, params, stream);
+  if (four.rounds > 0) return four.Launch(args, params, stream);
   one.Launch(args, params, stream);
 }
 

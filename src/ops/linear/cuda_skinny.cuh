@@ -147,8 +147,9 @@ struct FourUnits {
     }
     if (first + lane / 8 >= end) return;
     const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
-    // Its inverse, as exact: 254 - exponent.
-    const float inverse = __uint_as_float(0x7f000000u - __float_as_uint(scale));
+    // Its inverse, as exact: 254 - exponent; 0 of infinity, as there.
+    const int inverse_bits = max(0x7f000000 - static_cast<int>(__float_as_uint(scale)), 0);
+    const float inverse = __uint_as_float(static_cast<uint32_t>(inverse_bits));
     uint32_t words[kInputs / 2];
 #pragma unroll
     for (int i = 0; i < kInputs / 2; ++i) {

@@ -3,7 +3,6 @@
 // through all segments of the token, or, when there are too few tokens to fill the device, it
 // computes one segment and a second kernel merges them in order. Rows are read where they lie.
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 #include <cstdlib>
 
@@ -193,8 +192,6 @@ bool SparseAttentionCudaFuses(const SparseAttentionArgs& args) {
   };
   return args.numerics == Numerics::kProduct && args.q.dtype == DType::kBF16 &&
          args.out.dtype == DType::kBF16 &&
-         (args.compressed.base == nullptr ||
-          std::has_single_bit(static_cast<uint32_t>(args.compressed.rows_per_page))) &&
          (all_rows_are(RowFormat::kFp8Main) || all_rows_are(RowFormat::kBf16));
 }
 
@@ -213,7 +210,8 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
   p.step_rows = args.step_rows;
   p.ring = args.ring;
   p.compressed = args.compressed;
-  p.page_shift = std::countr_zero(static_cast<uint32_t>(args.compressed.rows_per_page));
+  p.page_factor =
+      args.compressed.base == nullptr ? 0 : cuda::PageFactor(args.compressed.rows_per_page);
   p.selected = args.selected;
   p.counts = args.counts;
   p.top_k = args.top_k;

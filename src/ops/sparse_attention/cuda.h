@@ -14,11 +14,10 @@ int64_t SparseAttentionCudaScratchBytes();
 // Whether `rope` may be set: where the kernel on tensor cores (cuda_rows.cuh) is taken.
 bool SparseAttentionCudaFuses(const SparseAttentionArgs& args);
 
-// kProduct with bf16 queries and outputs, rows that are all FP8 or all bf16, and pages of a power
-// of two of compressed rows computes on tensor cores (cuda_rows.cuh), everything else in float32
-// multiply-adds. Either way a token's entries are cut
-// into ranges by their number alone, each with a softmax of its own, and the ranges are merged in
-// order: the result has the same bits in every step.
+// kProduct with bf16 queries and outputs and rows that are all FP8 or all bf16 computes on tensor
+// cores (cuda_rows.cuh), everything else in float32 multiply-adds. Either way a token's entries are
+// cut into ranges by their number alone, each with a softmax of its own, and the ranges are merged
+// in order: the result has the same bits in every step.
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream);
 
 }  // namespace fathom::ops

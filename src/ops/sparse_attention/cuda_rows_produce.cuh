@@ -113,7 +113,7 @@ __device__ inline int32_t CompressedRow(const AttentionParams& p, const Entries&
 __device__ inline int32_t BlockOf(const AttentionParams& p, const Entries& entries, int32_t row) {
   if (row < 0) return 0;
   return __ldg(p.step.block_table + int64_t{entries.sequence} * p.step.max_blocks +
-               (row >> p.page_shift));
+               PageOf(row, p.page_factor));
 }
 
 // Where a row lies; data == nullptr beyond the last entry.
@@ -156,7 +156,9 @@ struct Producer {
     int in_page = ring_row + entry;
     if (in_page >= p.ring.rows_per_page) in_page -= p.ring.rows_per_page;
     if (of_step) in_page = entries.start + in_step;
-    if (compressed) in_page = cache_row & ((1 << p.page_shift) - 1);
+    if (compressed) {
+      in_page = cache_row - PageOf(cache_row, p.page_factor) * p.compressed.rows_per_page;
+    }
     const PagedRows& rows = compressed ? p.compressed : of_step ? p.step_rows : p.ring;
     const std::byte* page = rows.base + (compressed ? block
                                          : of_step  ? 0

@@ -12,6 +12,15 @@ constexpr int kGroupHeads = 16;  // heads a block works on
 constexpr int kAttendThreads = 256;
 static_assert(kWindow <= kCudaSegment);
 
+// The page of a row is floor((row + 1) * PageFactor(rows of a page) / 2^32), exact for (row + 1) *
+// rows < 2^32: a division costs many times as much.
+__host__ __device__ constexpr uint32_t PageFactor(int32_t rows_per_page) {
+  return 0xffffffffu / static_cast<uint32_t>(rows_per_page);
+}
+__device__ inline int32_t PageOf(int32_t row, uint32_t factor) {
+  return static_cast<int32_t>(__umulhi(static_cast<uint32_t>(row) + 1, factor));
+}
+
 struct AttentionParams {
   StepView step;
   int heads, groups;  // of kGroupHeads
@@ -20,7 +29,7 @@ struct AttentionParams {
   int64_t q_stride, out_stride;
   bool q_bf16, out_bf16;
   PagedRows step_rows, ring, compressed;
-  int page_shift;  // log2 of compressed.rows_per_page, for rows on tensor cores
+  uint32_t page_factor;  // PageFactor of compressed.rows_per_page
   const int32_t* selected;
   const int32_t* counts;
   int top_k;
