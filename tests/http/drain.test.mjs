@@ -24,10 +24,10 @@ async function openStream(server, max_tokens) {
 
 test('SIGTERM drains', async () => {
   const server = await startServer();
-  const running = openStream(server, 600);
+  const running = openStream(server, 3000);  // seconds, however fast the machine is
   await pause(300);
   server.child.kill('SIGTERM');
-  await pause(300);
+  while ((await server.get('/health')).status !== 503) await pause(10);
   const body = JSON.stringify(chat('x'));
   const refused = await raw(server.port, `POST /v1/chat/completions HTTP/1.1\r\nContent-Length: ${body.length}\r\n\r\n${body}`);
   assert.match(refused, /^HTTP\/1\.1 503 /);
