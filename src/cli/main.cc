@@ -1,8 +1,11 @@
 // `fathom`: the command line. One file per subcommand, registered below.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
+#include <system_error>
 
 #include "api/version.h"
 #include "cli/commands.h"
@@ -50,6 +53,18 @@ fathom::Status CheckIsa() {
                       "FATHOM_ISA: '{}' is not one of scalar, avx2, avx512", wish);
 }
 
+// What was printed may not have arrived: on a full disk a command has failed. A reader that has
+// seen enough (`| head`) is no failure.
+int FinishOutput(int exit_code) {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  const int reason = errno;
+  if (reason == EPIPE) return exit_code;
+  std::fprintf(stderr, "fathom: standard output: %s\n",
+               std::generic_category().message(reason).c_str());
+  return exit_code != 0 ? exit_code : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -81,10 +96,14 @@ int main(int argc, char** argv) {
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::Success& help) {
-    return app.exit(help);
+    return FinishOutput(app.exit(help));
   } catch (const CLI::ParseError& error) {
     std::fprintf(stderr, "fathom: %s\n", error.what());
     return fathom::kUsageError;
+  } catch (const std::system_error& error) {  // fmt::print could not write, say
+    if (error.code().value() == EPIPE) return exit_code;
+    std::fprintf(stderr, "fathom: %s\n", error.what());
+    return 1;
   }
-  return exit_code;
+  return FinishOutput(exit_code);
 }
