@@ -172,6 +172,12 @@ void AddTiers(const EngineStats& stats, const Geometry& geometry, Page& page) {
   page.Value(disk.store.segments);
   page.Counter("cache_disk_segments_refused_total", "Segments on disk that could not be used.");
   page.Value(disk.store.refused);
+  page.Counter("cache_disk_full_total",
+               "Operations that a full disk refused, also where old segments then made room.");
+  page.Value(disk.store.disk_full);
+  page.Counter("cache_disk_write_pauses_total",
+               "Times that writing paused because no room could be made on the disk.");
+  page.Value(disk.store.write_pauses);
 }
 
 }  // namespace
