@@ -1,7 +1,5 @@
 // The engine on the device: prefix reuse through device memory, host memory, preemption and rebuilt
 // windows gives the tokens of a cold run.
-#include <gmock/gmock.h>
-
 #include <algorithm>
 
 #include "cuda/device_memory.h"
@@ -9,7 +7,6 @@
 #include "engine/engine.h"
 #include "engine/test_util.h"
 #include "golden/checks.h"
-#include "model/cuda_weights.h"
 
 namespace fathom::golden {
 namespace {
@@ -142,19 +139,6 @@ TEST(EngineCuda, GraphsAndStreamsChangeNoToken) {
           << ", streams up to " << cuda.branch_tokens;
     }
   }
-}
-
-TEST(CheckForCuda, NamesWhatAKernelDoesNotTake) {
-  ModelConfig config;
-  config.hidden_size = 4'096;
-  config.hc_eps = 1e-6f;
-  EXPECT_TRUE(CheckForCuda(config));
-  config.hidden_size = 16'384;
-  EXPECT_THAT(CheckForCuda(config).error().message,
-              testing::AllOf(testing::HasSubstr("hidden_size 16384"), testing::HasSubstr("8192")));
-  config.hidden_size = 8'192;
-  config.hc_eps = 0.1f;
-  EXPECT_THAT(CheckForCuda(config).error().message, testing::HasSubstr("hc_eps 0.1"));
 }
 
 }  // namespace

@@ -243,23 +243,42 @@ class Bench {
     return *middle;
   }
 
+  // A forward pass on a backend around the bench's own, with what a step of it needs.
+  struct Pass {
+    Pass(Bench& bench, ops::Backend& backend, int tokens, int branch_tokens)
+        : vocab_size(bench.config_.vocab_size),
+          forward(
+              bench.config_, bench.weights_, backend,
+              {.max_tokens = tokens, .max_logit_rows = kStreams, .branch_tokens = branch_tokens}),
+          arrays(bench.backend_, {.tokens = tokens,
+                                  .sequences = kStreams,
+                                  .blocks_per_sequence = bench.geometry_.blocks_for(1 << 20),
+                                  .logit_rows = kStreams}),
+          kv(MakeKvView(bench.geometry_, bench.config_.num_layers, bench.blocks_->base(),
+                        bench.slots_->base())),
+          logits(reinterpret_cast<float*>(bench.backend_.Allocate(kStreams * vocab_size * 4))) {}
+
+    void Run(const StepArrays::Uploaded& step) {
+      forward.Run(step.view, kv, step.logit_rows,
+                  F32Matrix(logits, std::ssize(step.logit_rows), vocab_size));
+    }
+
+    int64_t vocab_size;
+    Forward forward;
+    StepArrays arrays;
+    KvView kv;
+    float* logits;
+  };
+
   void Profile() {
     ops::TimedBackend timed(backend_);
-    Forward forward(config_, weights_, timed,
-                    {.max_tokens = options_.chunk, .max_logit_rows = kStreams});
-    StepArrays arrays(backend_, {.tokens = options_.chunk,
-                                 .sequences = kStreams,
-                                 .blocks_per_sequence = geometry_.blocks_for(1 << 20),
-                                 .logit_rows = kStreams});
-    const KvView kv = MakeKvView(geometry_, config_.num_layers, blocks_->base(), slots_->base());
-    auto* logits = reinterpret_cast<float*>(backend_.Allocate(kStreams * config_.vocab_size * 4));
+    Pass pass(*this, timed, options_.chunk, 0);
     StepPlan plan;
     const auto run = [&](const char* what, int steps) {
-      const StepArrays::Uploaded step = arrays.Upload(plan);
+      const StepArrays::Uploaded step = pass.arrays.Upload(plan);
       for (int i = 0; i <= steps; ++i) {
         if (i == 1) timed.Reset();  // the first one warms up
-        forward.Run(step.view, kv, step.logit_rows,
-                    F32Matrix(logits, std::ssize(step.logit_rows), config_.vocab_size));
+        pass.Run(step);
         backend_.Wait();
       }
       std::vector<std::pair<double, std::string>> ops;
@@ -290,24 +309,13 @@ class Bench {
   // earlier step stay where they are.
   void Parts(const Case& c) {
     ops::PartialBackend partial(backend_);
-    Forward forward(
-        config_, weights_, partial,
-        {.max_tokens = kStreams, .max_logit_rows = kStreams, .branch_tokens = kGpuBranchTokens});
-    StepArrays arrays(backend_, {.tokens = kStreams,
-                                 .sequences = kStreams,
-                                 .blocks_per_sequence = geometry_.blocks_for(1 << 20),
-                                 .logit_rows = kStreams});
-    const KvView kv = MakeKvView(geometry_, config_.num_layers, blocks_->base(), slots_->base());
-    auto* logits = reinterpret_cast<float*>(backend_.Allocate(kStreams * config_.vocab_size * 4));
+    Pass pass(*this, partial, kStreams, kGpuBranchTokens);
     StepPlan plan;
     PlanDecode(c, c.context, &plan);
-    const StepArrays::Uploaded step = arrays.Upload(plan);
+    const StepArrays::Uploaded step = pass.arrays.Upload(plan);
     const auto seconds_without = [&](const std::string& name) {
       partial.LeaveOut(name);
-      const auto graph = ops::CudaGraph::Capture(backend_, [&] {
-        forward.Run(step.view, kv, step.logit_rows,
-                    F32Matrix(logits, std::ssize(step.logit_rows), config_.vocab_size));
-      });
+      const auto graph = ops::CudaGraph::Capture(backend_, [&] { pass.Run(step); });
       std::vector<double> seconds;
       for (int i = 0; i < 24; ++i) {
         const auto begin = Clock::now();
@@ -359,12 +367,12 @@ int Main(int argc, char** argv) {
   if (options.experts > 0) config.num_experts = options.experts;
   if (options.layers > 0) config.num_layers = std::min(options.layers, config.num_layers);
 
+  auto backend = Must(ops::CudaBackend::Make());
   auto begin = Clock::now();
   Weights weights = Must(LoadWeights("", config, {LoadFormat::kDummy, 0, false}));
   std::printf("# %d layers, %d experts: %.2f GiB of weights made in %.1f s\n", config.num_layers,
               config.num_experts, Gib(weights.total_bytes), Since(begin));
   std::fflush(stdout);
-  auto backend = Must(ops::CudaBackend::Make());
   begin = Clock::now();
   if (const Status status = UploadForCuda(weights, config, *backend); !status) {
     std::fprintf(stderr, "%s\n", status.error().message.c_str());

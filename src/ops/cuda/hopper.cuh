@@ -176,6 +176,11 @@ __device__ inline void BarrierInit(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(count)
                : "memory");
 }
+// Barriers that a thread has initialised are ready for copies, and, after a barrier of the cluster,
+// for its other blocks.
+__device__ inline void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ inline void BarrierArrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
@@ -222,6 +227,19 @@ __device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes
       : "memory");
 }
 
+// CopyBulk of what is read once: it leaves the L2 cache first, so that code, tables and activations
+// stay there.
+__device__ inline void CopyBulkOnce(void* shared, const void* global, uint32_t bytes,
+                                    uint64_t* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(SharedAddress(shared)),
+      "l"(global), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
+
 // Stores a value in the shared memory of block `rank` of the cluster, at the place of this block's
 // `to`, and counts its 4 bytes at the place of `barrier`.
 __device__ inline void StoreRemote(float* to, float value, uint64_t* barrier, uint32_t rank) {
@@ -236,6 +254,46 @@ __device__ inline void StoreRemote(float* to, float value, uint64_t* barrier, ui
       : "memory");
 }
 
+// Stores four values in the shared memory of block `rank` of the cluster, at the place of this
+// block's `to`, and counts their 16 bytes at the place of `barrier`.
+__device__ inline void StoreRemote(float* to, float4 value, uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 at, bar;\n"
+      "mapa.shared::cluster.u32 at, %0, %6;\n"
+      "mapa.shared::cluster.u32 bar, %1, %6;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [at], {%2, %3, %4, %5}, "
+      "[bar];\n"
+      "}" ::"r"(SharedAddress(to)),
+      "r"(SharedAddress(barrier)), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)),
+      "r"(__float_as_uint(value.z)), "r"(__float_as_uint(value.w)), "r"(rank)
+      : "memory");
+}
+
+// `bytes` of this block's shared memory to that of block `rank` of the cluster, at the place of
+// this block's `to`, counted at the place of `barrier`.
+__device__ inline void CopyRemote(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                  uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 at, bar;\n"
+      "mapa.shared::cluster.u32 at, %0, %4;\n"
+      "mapa.shared::cluster.u32 bar, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [at], [%1], %2, "
+      "[bar];\n"
+      "}" ::"r"(SharedAddress(to)),
+      "r"(SharedAddress(from)), "r"(bytes), "r"(SharedAddress(barrier)), "r"(rank)
+      : "memory");
+}
+
+// The named barriers of a block, of so many threads.
+__device__ inline void SyncNamed(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ inline void ArriveNamed(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
 // Registers per thread of the calling warpgroup from here on.
 template <int kRegisters>
 __device__ inline void MoreRegisters() {
@@ -244,6 +302,11 @@ __device__ inline void MoreRegisters() {
 template <int kRegisters>
 __device__ inline void FewerRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Asks for the line at an address to come to the L2 cache.
+__device__ inline void PrefetchToL2(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 // 16 bytes from global to shared memory without waiting; zeros when not `valid`.

@@ -314,9 +314,7 @@ __global__ void __launch_bounds__(256) SwigluKernel(Activation p, const T* gate_
   for (int i = 0; i < 4; ++i) {
     v[i] = 0.0f;
     if (k + i >= p.inner) continue;
-    const float gate = fminf(ToFloat(g[k + i]), limit);
-    const float up = fminf(fmaxf(ToFloat(u[k + i]), -limit), limit);
-    v[i] = RoundIf(gate / (1.0f + expf(-gate)) * up * weight, p.round);
+    v[i] = RoundIf(Swiglu(ToFloat(g[k + i]), ToFloat(u[k + i]), limit, weight), p.round);
   }
   StoreUnit(shared ? p.shared_form : p.form, v, unit, a + pair * p.a_stride);
 }

@@ -5,7 +5,8 @@
 // case whose surplus blocks end at once: nothing returns to the host. Few pairs take the streaming
 // product of linear, in tiles of 8, many the tiled one; both give the same bits (linear/cuda.h).
 // Every pair's result goes to its own row of the scratch and one kernel adds a token's rows in
-// ascending slot, shared last.
+// ascending slot, shared last. A single token of FP4 experts and an FP8 shared one, the formats of
+// a checkpoint, takes two launches instead, to the same bits (cuda_single.cuh).
 #pragma once
 
 #include <cstdint>

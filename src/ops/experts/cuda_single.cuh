@@ -18,6 +18,12 @@ struct SingleToken {
   float limit, shared_limit;
 };
 
+// What w2 takes of a gate and an up product, of any number of tokens (experts.h).
+__device__ inline float Swiglu(float gate, float up, float limit, float weight) {
+  const float g = fminf(gate, limit), u = fminf(fmaxf(up, -limit), limit);
+  return g / (1.0f + expf(-g)) * u * weight;
+}
+
 inline constexpr int kMostSingleSlots = kSegments - 2;  // routed ones: a warp each, the shared two
 
 // Blocks of SingleUp for so many slots with `width` warps a tile.
@@ -151,7 +157,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
       const auto* const first = reinterpret_cast<const char*>(p.table);
       const int bytes = p.num_experts * 3 * static_cast<int>(sizeof(CudaWeightView));
       for (int i = 128 * thread; i < bytes; i += 128 * kSkinnyThreads) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(first + i));
+        PrefetchToL2(first + i);
       }
     }
     wait();
@@ -182,7 +188,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   } else {
     run.template operator()<kShared>();
   }
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / width), "r"(32 * width) : "memory");
+  SyncNamed(1 + warp / width, 32 * width);
   const int o = tile * kTile + lane;
   if (member != 0 || lane >= kTile || o >= p.inner || job >= jobs) return;
   const PartSums* const of = s.part + warp;
@@ -190,9 +196,8 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   const float up = routed ? TotalOf(of[1], lane) : TotalOf(of[2], of[3], lane);
   const float limit = routed ? p.limit : p.shared_limit;
   const float weight = routed ? p.weights[slot] : 1.0f;
-  const float g = fminf(RoundBf16(gate), limit);
-  const float u = fminf(fmaxf(RoundBf16(up), -limit), limit);
-  a[slot * p.inner + o] = FromFloat<T>(RoundBf16(g / (1.0f + expf(-g)) * u * weight));
+  a[slot * p.inner + o] =
+      FromFloat<T>(RoundBf16(Swiglu(RoundBf16(gate), RoundBf16(up), limit, weight)));
 }
 
 struct SingleDownShared {

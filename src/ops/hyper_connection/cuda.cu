@@ -133,11 +133,12 @@ __device__ void Fetch(const T* x, const T* o, const SeamParams& p, const Share& 
                       int64_t token, int chunk) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (token >= p.rows || lane > (p.has_o ? S + 2 : S - 1)) return;
-  if (lane > S) return PrefetchToL2(lane == S + 1 ? p.post + token * S : p.comb + token * S * S);
+  if (lane > S)
+    return cuda::PrefetchToL2(lane == S + 1 ? p.post + token * S : p.comb + token * S * S);
   const T* row =
       share.first + (lane < S ? x + token * p.x_stride + lane * p.d : o + token * p.o_stride);
 #pragma unroll 1
-  for (int i = chunk * 64; i < share.count; i += kStride * 64) PrefetchToL2(row + i);
+  for (int i = chunk * 64; i < share.count; i += kStride * 64) cuda::PrefetchToL2(row + i);
 }
 
 // A warp renews every kStride-th chunk of the streams of a token, from `chunk` on, kBatch of them
@@ -235,7 +236,7 @@ __device__ void Work(T* x, const T* o, T* u, T* z, const SeamParams& p, const Sh
                                            warp / kTokens, streams, s.squares[t]);
     }
     Fetch<kStride>(x, o, p, share, token + int64_t{share.step} * kTokens, warp / kTokens);
-    SyncNamed(1 + team.index, kTeam);
+    cuda::SyncNamed(1 + team.index, kTeam);
 
     // The thread's part of the mixes of its quarter of the rows, for all tokens.
     constexpr int kSums = kPer * kTokens;
@@ -275,7 +276,7 @@ __device__ void Work(T* x, const T* o, T* u, T* z, const SeamParams& p, const Sh
       ClusterWait();
     }
     first_group = false;
-    SyncNamed(1 + team.index, kTeam);
+    cuda::SyncNamed(1 + team.index, kTeam);
 
     // Four sums of a token go to some of the blocks.
     constexpr int kFours = s.kRow / 4, kItems = kTokens * kFours;
@@ -291,8 +292,8 @@ __device__ void Work(T* x, const T* o, T* u, T* z, const SeamParams& p, const Sh
       }
 #pragma unroll
       for (int r = 0; r < kCluster; r += kSenders) {
-        StoreRemote(&s.incoming[share.rank][of][4 * four], sum, &s.sums_here,
-                    static_cast<uint32_t>(r + thread / kItems));
+        cuda::StoreRemote(&s.incoming[share.rank][of][4 * four], sum, &s.sums_here,
+                          static_cast<uint32_t>(r + thread / kItems));
       }
     }
     cuda::BarrierWaitCluster(&s.sums_here, phase);
@@ -322,7 +323,7 @@ __device__ void Work(T* x, const T* o, T* u, T* z, const SeamParams& p, const Sh
       squares = cuda::WarpSum(squares);
       if (lane == 0) s.squares[t][pair / 32] = squares;
     }
-    SyncNamed(1 + team.index, kTeam + (helped ? 32 : 0));
+    cuda::SyncNamed(1 + team.index, kTeam + (helped ? 32 : 0));
     if (thread < kTokens * kCluster) {
       const float sum = SumOfChunks(s.squares[thread / kCluster]);
       cuda::StoreRemote(&s.incoming_squares[thread / kCluster][share.rank], sum, &s.squares_here,
@@ -362,7 +363,7 @@ __device__ void Help(const SeamParams& p, const Share& share, const Team<T, kTok
     const int64_t token = int64_t{group} * kTokens + t;
     cuda::BarrierWaitCluster(&s.sums_here, phase);
     const float value = MixOfLane(p, s, t, scale, base);
-    ArriveNamed(1 + team.index, kTeam + 32);
+    cuda::ArriveNamed(1 + team.index, kTeam + 32);
     if (token >= p.rows) continue;
     if (lane >= S && lane < 2 * S) p.post[token * S + lane - S] = 2.0f * Sigmoid(value);
     float comb[S * S];
@@ -416,7 +417,7 @@ __global__ void __launch_bounds__(MostTeams(kTokens) * kTeam + 32)
     cuda::BarrierInit(&fn_here[thread], 1);
     cuda::BarrierArriveExpecting(&fn_here[thread],
                                  static_cast<uint32_t>(rows * count) * sizeof(float));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    cuda::FenceBarrierInit();
   }
   __syncthreads();
   if (const int quarter = thread / 32 - (kWarps - S); quarter >= 0 && quarter < S) {
@@ -434,7 +435,7 @@ __global__ void __launch_bounds__(MostTeams(kTokens) * kTeam + 32)
     cuda::BarrierInit(&s.squares_here, 1);
     cuda::BarrierArriveExpecting(&s.sums_here, sizeof(s.incoming));
     cuda::BarrierArriveExpecting(&s.squares_here, sizeof(s.incoming_squares));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    cuda::FenceBarrierInit();
   }
   constexpr int kChunks = kTokens * kMostChunks;
   for (int i = thread; i < p.teams * kChunks; i += static_cast<int>(blockDim.x)) {

@@ -165,23 +165,6 @@ __device__ inline void Sinkhorn(float logit, int iterations, float eps, float (&
   }
 }
 
-// Stores four values in the shared memory of block `rank` of the cluster, at the place of this
-// block's `to`, and counts their 16 bytes at the place of `barrier`.
-__device__ inline void StoreRemote(float* to, float4 value, uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 at, bar;\n"
-      "mapa.shared::cluster.u32 at, %0, %6;\n"
-      "mapa.shared::cluster.u32 bar, %1, %6;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [at], {%2, %3, %4, %5}, "
-      "[bar];\n"
-      "}" ::"r"(cuda::SharedAddress(to)),
-      "r"(cuda::SharedAddress(barrier)), "r"(__float_as_uint(value.x)),
-      "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)), "r"(__float_as_uint(value.w)),
-      "r"(rank)
-      : "memory");
-}
-
 // After the second, the blocks of the cluster have started and see each other's barriers, which a
 // fence of their initialisation went before.
 __device__ inline void ClusterArrive() {
@@ -189,18 +172,6 @@ __device__ inline void ClusterArrive() {
 }
 __device__ inline void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The named barriers of a block, of so many threads.
-__device__ inline void SyncNamed(int name, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-__device__ inline void ArriveNamed(int name, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
-__device__ inline void PrefetchToL2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 }  // namespace fathom::ops::seam

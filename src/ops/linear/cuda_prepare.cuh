@@ -30,11 +30,16 @@ inline Form FormOf(WeightFormat format, Numerics numerics) {
   return format == WeightFormat::kBF16 ? Form::kPlain : Form::kQuantised;
 }
 
+// The activation quantiser's scale of a unit whose largest magnitude is `most`.
+__device__ inline float ActivationScale(float most) {
+  return PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
+}
+
 // The activation quantiser on a unit: the lane's 4 inputs of 128.
 __device__ inline void QuantiseUnit(float (&v)[4]) {
   const float most =
       WarpMax(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
-  const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
+  const float scale = ActivationScale(most);
   const float inverse = 1.0f / scale;  // exact: a power of two
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = FromE4m3(ToE4m3(v[i] * inverse)) * scale;

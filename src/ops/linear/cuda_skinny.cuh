@@ -146,7 +146,7 @@ struct FourUnits {
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
     }
     if (first + lane / 8 >= end) return;
-    const float scale = PowerOfTwoUp(fmaxf(most, 1e-4f) * (1.0f / 448.0f));
+    const float scale = ActivationScale(most);
     // Its inverse, as exact: 254 - exponent; 0 of infinity, as there.
     const int inverse_bits = max(0x7f000000 - static_cast<int>(__float_as_uint(scale)), 0);
     const float inverse = __uint_as_float(static_cast<uint32_t>(inverse_bits));
@@ -171,19 +171,6 @@ struct FourUnits {
     }
   }
 };
-
-// CopyBulk of what is read once: it leaves the L2 cache first, so that code, tables and activations
-// stay there.
-__device__ inline void CopyBulkOnce(void* shared, const void* global, uint32_t bytes,
-                                    uint64_t* barrier) {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(SharedAddress(shared)),
-      "l"(global), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
-      : "memory");
-}
 
 // A warp's weights on their way: stages of whole units of one job, about 4 KiB each.
 template <Format F>
@@ -241,7 +228,7 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   if (lane == 0) {
 #pragma unroll
     for (int i = 0; i < kSkinnyStages; ++i) BarrierInit(&ring.here[i], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    FenceBarrierInit();
     for (slot = 0; slot < kSkinnyStages; ++slot) ask();
   }
   slot = 0;

@@ -167,7 +167,7 @@ __device__ void WideProduct(const CudaWeightView& w, int out0, int out_end,
       BarrierInit(&s.full[i], 4);
       BarrierInit(&s.empty[i], 8);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    FenceBarrierInit();
   }
   __syncthreads();
   if (warp >= 8) {

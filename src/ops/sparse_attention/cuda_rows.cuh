@@ -269,15 +269,14 @@ __device__ inline void LoadQueries(const AttentionParams& p, int32_t token, int 
 // What the walk to the rows reads one after the other comes into L2 at once; in decode a token's
 // index is its sequence's.
 __device__ inline void PrefetchStep(const AttentionParams& p, int32_t token) {
-  const auto prefetch = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
   const int i = static_cast<int>(threadIdx.x) - kConsumerThreads;
   const int sequence = min(token, p.step.num_sequences - 1);
-  if (32 * i < p.heads) prefetch(p.sink + 32 * i);
+  if (32 * i < p.heads) PrefetchToL2(p.sink + 32 * i);
   if (p.selected != nullptr && 32 * i < p.top_k) {
-    prefetch(p.selected + int64_t{token} * p.top_k + 32 * i);
+    PrefetchToL2(p.selected + int64_t{token} * p.top_k + 32 * i);
   }
   if (p.compressed.base != nullptr && i >= 128 && 32 * (i - 128) < p.step.max_blocks) {
-    prefetch(p.step.block_table + int64_t{sequence} * p.step.max_blocks + 32 * (i - 128));
+    PrefetchToL2(p.step.block_table + int64_t{sequence} * p.step.max_blocks + 32 * (i - 128));
   }
 }
 
@@ -365,7 +364,7 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
   if (threadIdx.x == 0) {
     s.barriers.Init();
     BarrierInit(&s.arrived, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    FenceBarrierInit();
   }
   LetNextStart();
   __syncthreads();
