@@ -15,6 +15,7 @@
 #include "cli/input.h"
 #include "cli/progress_bar.h"
 #include "cli/sampling_flags.h"
+#include "core/stderr_print.h"
 
 namespace fathom {
 namespace {
@@ -55,7 +56,7 @@ class Chat {
       if (*line == "/quit" || *line == "/exit") break;
       const Status status = line->front() == '/' ? Obey(*line) : Answer(*line);
       if (status) continue;
-      fmt::print(stderr, "fathom: {}\n", status.error().message);
+      PrintStderr("fathom: {}\n", status.error().message);
       good = good && typed_;
     }
     return good;

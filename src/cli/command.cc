@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/config_file.h"
+#include "core/stderr_print.h"
 
 namespace fathom {
 namespace {
@@ -558,7 +559,7 @@ std::string EnvironmentName(const std::string& key) {
 }
 
 int ReportError(const Error& error) {
-  fmt::print(stderr, "fathom: {}\n", error.message);
+  PrintStderr("fathom: {}\n", error.message);
   return error.code == Code::kInvalidArgument ? kUsageError : 1;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/input.h"
 #include "cli/progress_bar.h"
 #include "cli/sampling_flags.h"
+#include "core/stderr_print.h"
 
 namespace fathom {
 namespace {
@@ -76,7 +77,7 @@ Status RunComplete(const CompleteOptions& options, Command& command) {
                      .text =
                          [&](const OutputDelta& delta) {
                            bar.Clear();
-                           fmt::print(stderr, "{}", delta.reasoning);
+                           PrintStderr("{}", delta.reasoning);
                            fmt::print("{}", delta.content);
                            std::fflush(stdout);
                            wrote = wrote || !delta.content.empty();
@@ -85,10 +86,10 @@ Status RunComplete(const CompleteOptions& options, Command& command) {
   bar.Clear();
   if (!ends_line) fmt::print("\n");
   std::fflush(stdout);
-  if (options.stats) fmt::print(stderr, "{}\n", stats.Describe());
+  if (options.stats) PrintStderr("{}\n", stats.Describe());
   if (stats.finish == FinishReason::kCancelled) {
     // After an answer cut off its line has ended above; otherwise the terminal shows "^C" there.
-    if (!wrote) fmt::print(stderr, "\n");
+    if (!wrote) PrintStderr("\n");
     return Fail(Code::kCancelled, "interrupted");
   }
   return {};

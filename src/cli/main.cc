@@ -54,7 +54,8 @@ fathom::Status CheckIsa() {
 }
 
 // What was printed may not have arrived: on a full disk a command has failed. A reader that has
-// seen enough (`| head`) is no failure.
+// seen enough (`| head`) is no failure: SIGPIPE ends the command, or where whoever started it
+// ignores that signal, the command ends as if all had been read.
 int FinishOutput(int exit_code) {
   std::cout.flush();
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;

@@ -12,6 +12,7 @@
 #include "cli/plan_json.h"
 #include "cli/runtime_plan.h"
 #include "core/amounts.h"
+#include "core/stderr_print.h"
 
 namespace fathom {
 namespace {
@@ -91,9 +92,8 @@ Expected<bool> RunPlan(const PlanFlags& flags, const Command& command) {
     fmt::print("{}", PlanText(model.name, model.config, plan, comparisons));
   }
   if (!plan.fits() && flags.what_if && !flags.json) {  // the tables do not say so
-    fmt::print(stderr,
-               "fathom: it does not fit: {} are missing; without --what-if: what would fit\n",
-               BytesAndAmount(plan.shortfall));
+    PrintStderr("fathom: it does not fit: {} are missing; without --what-if: what would fit\n",
+                BytesAndAmount(plan.shortfall));
   }
   return plan.fits();
 }

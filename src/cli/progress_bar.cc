@@ -1,9 +1,8 @@
 #include "cli/progress_bar.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include "core/stderr_print.h"
 
 namespace fathom {
 
@@ -26,15 +25,13 @@ void ProgressBar::Update(int64_t done, int64_t total) {
   for (int i = 0; i < kWidth; ++i) bar += i < filled ? "█" : "░";
   const double seconds = std::chrono::duration<double>(now - start_).count();
   const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
-  fmt::print(stderr, "\r\x1b[K{} {} {:3} %  {} of {} tokens, {:.0f} tok/s", label_, bar,
-             100 * done / total, done, total, rate);
-  std::fflush(stderr);
+  PrintStderr("\r\x1b[K{} {} {:3} %  {} of {} tokens, {:.0f} tok/s", label_, bar,
+              100 * done / total, done, total, rate);
 }
 
 void ProgressBar::Clear() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  PrintStderr("\r\x1b[K");
   drawn_ = false;
 }
 

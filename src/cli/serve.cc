@@ -7,6 +7,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +17,7 @@
 #include "api/openai_request.h"
 #include "api/server.h"
 #include "core/log.h"
+#include "core/stderr_print.h"
 #include "dist/kv_events.h"
 
 namespace fathom {
@@ -219,6 +221,7 @@ class Signals {
 Status RunServe(const ServeOptions& options) {
   FATHOM_TRY(CheckOptions(options));
   FATHOM_ASSIGN(ServedModel model, MakeServedModel(options));
+  std::signal(SIGPIPE, SIG_IGN);  // whoever read the messages may go: the server stays
   Signals signals;
   FATHOM_TRY(TryToListen(options));
   const auto start = std::chrono::steady_clock::now();
@@ -237,29 +240,28 @@ Status RunServe(const ServeOptions& options) {
   for (const std::string& name : model.names) names += (names.empty() ? "" : ", ") + name;
   const bool thinking = model.default_thinking;
 
-  for (const std::string& notice : options.notices) fmt::print(stderr, "fathom: {}\n", notice);
-  fmt::print(stderr, "{}", DescribeRuntime(*runtime));
-  fmt::print(stderr, "  {:<16} {}; thinking by default: {}\n", "served as", names,
-             thinking ? "yes" : "no");
+  for (const std::string& notice : options.notices) PrintStderr("fathom: {}\n", notice);
+  PrintStderr("{}", DescribeRuntime(*runtime));
+  PrintStderr("  {:<16} {}; thinking by default: {}\n", "served as", names,
+              thinking ? "yes" : "no");
   if (kv_events != nullptr) {
     const std::string& replay = kv_events->replay_endpoint();
-    fmt::print(stderr, "  {:<16} {}, replay: {}\n", "KV events", kv_events->endpoint(),
-               replay.empty() ? "none" : replay);
+    PrintStderr("  {:<16} {}, replay: {}\n", "KV events", kv_events->endpoint(),
+                replay.empty() ? "none" : replay);
   }
   FATHOM_ASSIGN(const std::unique_ptr<Server> server,
                 Server::Start(MakeServerOptions(options), std::move(model)));
   signals.Serving();
-  fmt::print(stderr, "fathom: ready at http://{}:{} after {:.1f} s\n", ShownHost(options.host),
-             server->port(),
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  std::fflush(stderr);
+  PrintStderr("fathom: ready at http://{}:{} after {:.1f} s\n", ShownHost(options.host),
+              server->port(),
+              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 
   while (!signals.requested()) std::this_thread::sleep_for(milliseconds(50));
-  fmt::print(stderr, "fathom: finishing the running requests; a second signal ends at once\n");
+  PrintStderr("fathom: finishing the running requests; a second signal ends at once\n");
   server->BeginDrain();
   while (!server->WaitDrained(milliseconds(200))) {
   }
-  fmt::print(stderr, "fathom: done\n");
+  PrintStderr("fathom: done\n");
   return {};
 }
 

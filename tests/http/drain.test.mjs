@@ -1,4 +1,5 @@
-// SIGTERM finishes what runs and refuses the rest; a second one ends at once.
+// SIGTERM finishes what runs and refuses the rest; a second one ends at once. A lost reader of the
+// messages ends nothing.
 import assert from 'node:assert/strict';
 import net from 'node:net';
 import { test } from 'node:test';
@@ -59,4 +60,15 @@ test('idle connections do not hold the exit back', async () => {
   await pause(100);
   assert.deepEqual(await server.stop(), { code: 0, signal: null });
   socket.destroy();
+});
+
+test('a server stays when the reader of its messages goes', async () => {
+  const server = await startServer(['--log-level', 'debug']);
+  server.child.stderr.destroy();
+  for (let i = 0; i < 2; ++i) {
+    const reply = await server.post('/v1/chat/completions', chat('Hello', { unknown_field: 1 }));
+    assert.equal(reply.status, 200);
+    await reply.json();
+  }
+  assert.deepEqual(await server.stop(), { code: 0, signal: null });
 });
