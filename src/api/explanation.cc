@@ -1,5 +1,7 @@
 #include "api/explanation.h"
 
+#include <set>
+
 #include "api/json_text.h"
 
 namespace fathom {
@@ -92,11 +94,24 @@ void ExplainLog::DropOldest() {
   ++first_;
 }
 
-std::optional<std::string> ExplainLog::Find(std::string_view id) const {
+Expected<std::string> ExplainLog::Find(std::string_view id) const {
   const std::lock_guard lock(mutex_);
-  const auto known = ids_.find(std::string(id));
-  if (known == ids_.end()) return std::nullopt;
-  return entries_[known->second - first_].text;
+  const auto text_of = [&](uint64_t number) { return entries_[number - first_].text; };
+  if (const auto known = ids_.find(std::string(id)); known != ids_.end()) {
+    return text_of(known->second);
+  }
+  std::set<uint64_t> begin_so;
+  for (const auto& [key, number] : ids_) {
+    if (!id.empty() && key.starts_with(id)) begin_so.insert(number);
+  }
+  if (begin_so.size() == 1) return text_of(*begin_so.begin());
+  if (!begin_so.empty()) {
+    return Fail(Code::kInvalidArgument, "'{}' is the beginning of {} requests' ids; say more of it",
+                id, begin_so.size());
+  }
+  return Fail(Code::kNotFound,
+              "there is no explanation of '{}'; the last {} requests are kept, {} are there", id,
+              kRequests, entries_.size());
 }
 
 size_t ExplainLog::size() const {

@@ -7,12 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "core/status.h"
 #include "engine/request.h"
 
 namespace fathom {
@@ -46,8 +46,10 @@ class ExplainLog {
   static constexpr size_t kBytes = size_t{16} << 20;
 
   void Add(const Explanation& explanation);
-  // By the reply's id or by the request id; of several with one id the latest.
-  std::optional<std::string> Find(std::string_view id) const;
+  // By the reply's id or by the request id, of several with one id the latest; else by the
+  // beginning of either, where it is that of one request alone. kNotFound, or kInvalidArgument with
+  // the number of requests that begin so.
+  Expected<std::string> Find(std::string_view id) const;
   size_t size() const;
 
  private:

@@ -38,8 +38,30 @@ TEST(ExplainLog, KeepsTheLastRequestsByBothIds) {
   EXPECT_FALSE(log.Find("r9"));
   EXPECT_FALSE(log.Find("chatcmpl-r9"));
   EXPECT_EQ(json::parse(*log.Find("r10"))["id"], "chatcmpl-r10");
-  EXPECT_EQ(log.Find("chatcmpl-r10"), log.Find("r10"));
+  EXPECT_EQ(*log.Find("chatcmpl-r10"), *log.Find("r10"));
   EXPECT_FALSE(log.Find(""));
+}
+
+TEST(ExplainLog, TheBeginningOfOneRequestsIdIsEnough) {
+  ExplainLog log;
+  Explanation explanation;
+  for (const char* id : {"chatcmpl-5f0c", "chatcmpl-5f1d", "cmpl-5f"}) {
+    explanation.id = id;
+    explanation.request_id = std::string("of-") + id;
+    log.Add(explanation);
+  }
+  EXPECT_EQ(json::parse(*log.Find("chatcmpl-5f0"))["id"], "chatcmpl-5f0c");
+  EXPECT_EQ(json::parse(*log.Find("of-cm"))["id"], "cmpl-5f");
+  // Both ids of one request begin so.
+  explanation.id = "same-1", explanation.request_id = "same-2";
+  log.Add(explanation);
+  EXPECT_EQ(json::parse(*log.Find("same"))["id"], "same-1");
+  const auto several = log.Find("chatcmpl-5f");
+  ASSERT_FALSE(several);
+  EXPECT_EQ(several.error().code, Code::kInvalidArgument);
+  EXPECT_THAT(several.error().message, HasSubstr("'chatcmpl-5f' is the beginning of 2 requests'"));
+  ASSERT_FALSE(log.Find("5f"));
+  EXPECT_EQ(log.Find("5f").error().code, Code::kNotFound);
 }
 
 TEST(ExplainLog, AnIdThatComesAgainIsTheLatest) {
@@ -282,6 +304,14 @@ TEST_F(ExplainTest, TheLastRequestsCanBeAskedForByEitherId) {
   EXPECT_EQ(entry["fathom"]["finish_reason"], "stop");
   EXPECT_TRUE(entry["fathom"].contains("seconds"));
   EXPECT_EQ(Get("/v1/explain/" + reply["id"].get<std::string>(), key).body, found.body);
+  EXPECT_EQ(Get("/v1/explain/mi", key).body, found.body);
+  Post(kChat, Chat("y"), key + "X-Request-Id: mink\r\n");
+  RawReply several;
+  do {
+    several = Get("/v1/explain/mi", key);
+  } while (several.status == 200);
+  EXPECT_EQ(several.status, 400);
+  EXPECT_THAT(several.body, HasSubstr("'mi' is the beginning of 2 requests' ids"));
 
   const RawReply missing = Get("/v1/explain/r-7", key);
   EXPECT_EQ(missing.status, 404);

@@ -155,9 +155,9 @@ TEST_F(ServerTest, LogsRequestsRefusalsAndThroughput) {
   EXPECT_THAT(text, ::testing::HasSubstr(
                         "debug request r-3 refused: status 404, code not_found, param none\n"));
   EXPECT_THAT(text, ::testing::HasSubstr("info request r-4 /v1/completions: prompt 2 tokens"));
-  EXPECT_THAT(text, ::testing::ContainsRegex(
-                        "info prompt [0-9.]+ tokens/s, generation [0-9.]+ tokens/s, running 1, "
-                        "waiting 0, blocks [1-9]"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("info prompt [0-9.]+ tokens/s and [0-9.]+ cached, "
+                                             "generation [0-9.]+ tokens/s, running 1, "
+                                             "waiting 0, blocks [1-9]"));
 }
 
 TEST_F(ServerTest, DecodeTimesAreObservedPerChoice) {

@@ -83,12 +83,10 @@ HttpResponse ShowModel(const ServedModel& model, std::string_view name) {
 }
 
 HttpResponse Explain(const ExplainLog& log, std::string_view id) {
-  std::optional<std::string> found = log.Find(id);
+  Expected<std::string> found = log.Find(id);
   if (!found) {
-    return ErrorResponse(HttpError(
-        404, fmt::format("there is no explanation of '{}'; the last {} requests are kept, {} are "
-                         "there",
-                         id, ExplainLog::kRequests, log.size())));
+    const bool unknown = found.error().code == Code::kNotFound;
+    return ErrorResponse(HttpError(unknown ? 404 : 400, found.error().message));
   }
   HttpResponse response;
   response.body = std::move(*found);

@@ -10,12 +10,13 @@ namespace fathom {
 
 class ThroughputLog {
  public:
-  // The line for the `seconds` since the last call, or nothing when nothing ran in them: tokens
-  // computed and generated per second, requests running and waiting, blocks in use.
+  // The line for the `seconds` since the last call, or nothing when nothing ran in them: prompt
+  // tokens computed and found in a cache, tokens generated, per second; requests running and
+  // waiting, blocks in use.
   std::optional<std::string> Line(const EngineStats& stats, double seconds);
 
  private:
-  uint64_t prompt_tokens_ = 0, generation_tokens_ = 0;
+  uint64_t prompt_tokens_ = 0, prompt_computed_ = 0, generation_tokens_ = 0;
 };
 
 }  // namespace fathom

@@ -60,7 +60,7 @@ void AddExplainCommand(CLI::App& app, int* exit_code) {
                               "  fathom explain chatcmpl-5f0c\n"
                               "  fathom explain my-request-id --url http://10.0.0.7:8000\n"
                               "  fathom explain chatcmpl-5f0c --json | jq .fathom.reason");
-  command->Positional("id", options->id, "a reply's id or its X-Request-Id");
+  command->Positional("id", options->id, "a reply's id, its X-Request-Id, or the beginning of one");
   command->Text("--url", options->url, "URL", "of the server");
   command->Text("--api-key", options->api_key, "KEY", "when the server wants one");
   command->Secret("--api-key");
