@@ -306,7 +306,7 @@ TEST_F(ExplainTest, TheLastRequestsCanBeAskedForByEitherId) {
   EXPECT_EQ(Get("/v1/explain/" + reply["id"].get<std::string>(), key).body, found.body);
   EXPECT_EQ(Get("/v1/explain/mi", key).body, found.body);
   Post(kChat, Chat("y"), key + "X-Request-Id: mink\r\n");
-  RawReply several;
+  RawReply several;  // as soon as the second one is there
   do {
     several = Get("/v1/explain/mi", key);
   } while (several.status == 200);

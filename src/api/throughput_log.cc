@@ -15,9 +15,8 @@ std::optional<std::string> ThroughputLog::Line(const EngineStats& stats, double 
   if (stats.running + stats.waiting == 0 && prompt + generated == 0) return std::nullopt;
   const double used = stats.blocks_total > 0 ? 100.0 * stats.blocks_used / stats.blocks_total : 0;
   return fmt::format(
-      "prompt {:.1f} tokens/s and {:.1f} cached, generation {:.1f} tokens/s, running {}, waiting "
-      "{}, "
-      "blocks {} of {} ({:.1f} %)",
+      "prompt {:.1f} tokens/s and {:.1f} cached, generation {:.1f} tokens/s, "
+      "running {}, waiting {}, blocks {} of {} ({:.1f} %)",
       static_cast<double>(computed) / seconds, static_cast<double>(prompt - computed) / seconds,
       static_cast<double>(generated) / seconds, stats.running, stats.waiting, stats.blocks_used,
       stats.blocks_total, used);

@@ -219,9 +219,9 @@ class Signals {
 }  // namespace
 
 Status RunServe(const ServeOptions& options) {
+  std::signal(SIGPIPE, SIG_IGN);  // whoever read the messages may go: the server stays
   FATHOM_TRY(CheckOptions(options));
   FATHOM_ASSIGN(ServedModel model, MakeServedModel(options));
-  std::signal(SIGPIPE, SIG_IGN);  // whoever read the messages may go: the server stays
   Signals signals;
   FATHOM_TRY(TryToListen(options));
   const auto start = std::chrono::steady_clock::now();
