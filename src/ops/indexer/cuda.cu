@@ -88,7 +88,7 @@ void Require(bool holds, const char* what) {
 }  // namespace
 }  // namespace cuda
 
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream) {
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch) {
   const int64_t tokens = args.step->num_tokens;
   if (tokens == 0) return;
   const bool product = args.numerics == Numerics::kProduct;

@@ -25,6 +25,8 @@ constexpr int64_t IndexerCudaScratchBytes(int64_t max_tokens) {
 // cores, those of kFp4Index exact, and a fixed order of heads of its own: scores lie within a few
 // units of the last place of the contract's chain and depend on neither the step nor its size; the
 // selection is exactly the best of these scores. At most 128 heads.
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream);
+// one_launch: few tokens of short contexts take one launch instead of three, with the same bits.
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream,
+                 bool one_launch = false);
 
 }  // namespace fathom::ops

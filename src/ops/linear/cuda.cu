@@ -6,6 +6,10 @@ int64_t LinearCudaScratchBytes(int64_t rows, int64_t in) {
   return (rows * CudaDepth(in) * 2 + 255) / 256 * 256;
 }
 
+bool LinearCudaNormalises(const LinearArgs&) {
+  return false;
+}
+
 void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream, CudaWay way) {
   using namespace cuda;
   const CudaWeightView& w = PackedCuda(*args.weight).view;

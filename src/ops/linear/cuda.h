@@ -73,6 +73,9 @@ int64_t LinearCudaScratchBytes(int64_t rows, int64_t in);
 // and rows, or whichever is faster. All give the same bits.
 enum class CudaWay : uint8_t { kFaster, kStream, kTiles };
 
+// Whether LinearCuda takes args.norm: few rows of FP8 weights.
+bool LinearCudaNormalises(const LinearArgs& args);
+
 // x and y may be f32 or bf16 in either numerics. Two launches at most.
 void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream,
                 CudaWay way = CudaWay::kFaster);

@@ -148,10 +148,10 @@ void NormRopeInsertCuda(const NormRopeInsertArgs& args, CudaStream stream) {
                                args.rope,
                                args.step_rows,
                                args.heads,
-                               args.q.rows * (args.heads + 1),
+                               args.kv.rows * (args.heads + 1),
                                args.round_kv,
                                args.numerics == Numerics::kProduct};
-  cuda::WithActivationType(args.q.dtype, [&]<class T>(T) {
+  cuda::WithActivationType(args.kv.dtype, [&]<class T>(T) {
     cuda::LaunchOverlapped(Insert<T>, cuda::Blocks(params.units, kWarps), kWarps * 32, 0, stream, 1,
                            static_cast<T*>(args.q.data), static_cast<const T*>(args.kv.data),
                            params);

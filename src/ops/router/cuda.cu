@@ -100,4 +100,9 @@ void RouterCuda(const RouterArgs& args, CudaStream stream) {
                          stream, 1, params);
 }
 
+bool GateAndRouteCudaTakes(const LinearArgs&, const RouterArgs&) {
+  return false;
+}
+void GateAndRouteCuda(const LinearArgs&, const RouterArgs&, CudaStream) {}
+
 }  // namespace fathom::ops
