@@ -55,7 +55,8 @@ struct Settings {
   uint64_t seed = 1;
   bool trace = false;
   Settings() {
-    if (const char* text = std::getenv("FATHOM_EMULATION_SEED")) seed = std::strtoull(text, nullptr, 0);
+    if (const char* text = std::getenv("FATHOM_EMULATION_SEED"))
+      seed = std::strtoull(text, nullptr, 0);
     trace = std::getenv("FATHOM_EMULATION_TRACE") != nullptr;
   }
 };
@@ -74,13 +75,13 @@ uint32_t Below(uint32_t n) {
 
 // How the present launch is scheduled.
 struct Mood {
-  bool by_priority;    // the ready warp of the highest priority, else any
-  uint32_t preempt;    // in 256: how often a signal lets others run
-  uint32_t deliver;    // in 256: how often a step delivers an asynchronous operation
-  uint32_t eager;      // in 256: operations that are carried out as soon as they are issued
-  uint32_t leave;      // in 256: how often a warp is left while some of its lanes are ready
-  int lane_order;      // 0 ascending, 1 descending, 2 from any lane on
-  unsigned resident;   // clusters at a time
+  bool by_priority;   // the ready warp of the highest priority, else any
+  uint32_t preempt;   // in 256: how often a signal lets others run
+  uint32_t deliver;   // in 256: how often a step delivers an asynchronous operation
+  uint32_t eager;     // in 256: operations that are carried out as soon as they are issued
+  uint32_t leave;     // in 256: how often a warp is left while some of its lanes are ready
+  int lane_order;     // 0 ascending, 1 descending, 2 from any lane on
+  unsigned resident;  // clusters at a time
   uint8_t poison;
 };
 Mood mood;
@@ -89,17 +90,12 @@ Mood AnyMood() {
   constexpr uint32_t kDeliver[] = {0, 0, 4, 40, 160}, kEager[] = {0, 0, 0, 32, 200},
                      kPreempt[] = {0, 16, 64, 160}, kLeave[] = {0, 0, 2, 32};
   constexpr uint8_t kPoison[] = {0xff, 0xff, 0x7f, 0xc3};
-  return {Below(2) == 0,
-          kPreempt[Below(4)],
-          kDeliver[Below(5)],
-          kEager[Below(5)],
-          kLeave[Below(4)],
-          static_cast<int>(Below(3)),
-          1 + Below(3),
-          kPoison[Below(4)]};
+  return {Below(2) == 0,    kPreempt[Below(4)],         kDeliver[Below(5)], kEager[Below(5)],
+          kLeave[Below(4)], static_cast<int>(Below(3)), 1 + Below(3),       kPoison[Below(4)]};
 }
 
-// --- threads ---------------------------------------------------------------------------------------
+// --- threads
+// ---------------------------------------------------------------------------------------
 
 enum class State : uint8_t { kReady, kWaiting, kDone };
 
@@ -250,8 +246,7 @@ std::string KernelName() {
 std::string PlaceOf(const Fiber& fiber) {
   char text[160];
   std::snprintf(text, sizeof(text), "block (%u,%u,%u) thread %u%s", fiber.block.x, fiber.block.y,
-                fiber.block.z, fiber.thread.x,
-                blockDim.y * blockDim.z > 1 ? " (x)" : "");
+                fiber.block.z, fiber.thread.x, blockDim.y * blockDim.z > 1 ? " (x)" : "");
   return text;
 }
 
@@ -295,9 +290,9 @@ Fiber* NewFiber() {
     return fiber;
   }
   constexpr size_t kBatch = 64;
-  char* const memory = static_cast<char*>(mmap(nullptr, kBatch * kStackBytes,
-                                               PROT_READ | PROT_WRITE,
-                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  char* const memory =
+      static_cast<char*>(mmap(nullptr, kBatch * kStackBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (memory == MAP_FAILED) Fail("no memory for stacks");
   for (size_t i = 0; i < kBatch; ++i) {
     auto* const fiber = new Fiber;
@@ -445,7 +440,8 @@ void Start(Fiber* fiber) {
   fiber->stack_pointer = at;
 }
 
-// --- waits -----------------------------------------------------------------------------------------
+// --- waits
+// -----------------------------------------------------------------------------------------
 
 void DescribeWaiting(const std::vector<Cluster*>& clusters) {
   std::map<std::string, std::pair<int, Fiber*>> kinds;
@@ -626,7 +622,8 @@ void CheckBlockBarrier(Block* block, int name) {
   NamedBarrier& b = block->named[name];
   const int expected = b.whole_block ? block->alive : b.expected;
   if (b.arrived == 0 || b.arrived < expected) return;
-  if (b.arrived > expected) Fail("%d threads arrived at barrier %d of %d", b.arrived, name, expected);
+  if (b.arrived > expected)
+    Fail("%d threads arrived at barrier %d of %d", b.arrived, name, expected);
   b.result_sum = b.sum, b.result_any = b.any, b.result_all = b.all;
   b.sum = b.any = 0, b.all = 1;
   b.arrived = b.expected = 0;
@@ -692,7 +689,8 @@ void ArriveBlock(int name, int threads) {
   Preempt();
 }
 
-// --- shared memory -----------------------------------------------------------------------------------
+// --- shared memory
+// -----------------------------------------------------------------------------------
 
 void* DynamicShared() {
   return current->home->shared + kFirstShared;
@@ -757,7 +755,8 @@ char* CheckedShared(uint32_t address, size_t bytes) {
   return SharedAt(address, bytes);
 }
 
-// --- mbarriers ---------------------------------------------------------------------------------------
+// --- mbarriers
+// ---------------------------------------------------------------------------------------
 
 namespace {
 
@@ -806,9 +805,10 @@ void BarrierArrive(uint32_t address, uint32_t count, uint32_t bytes) {
   (void)SharedAt(address, 8);
   MemoryBarrier& b = BarrierAt(BlockOf(address), address & 0xffffffu);
   if (b.pending < static_cast<int>(count)) {
-    Fail("mbarrier at shared+%zu: more arrivals than the %d of a phase (phase %u, %lld bytes on "
-         "their way)",
-         (address & 0xffffffu) - kFirstShared, b.expected, b.phase, static_cast<long long>(b.bytes));
+    Fail(
+        "mbarrier at shared+%zu: more arrivals than the %d of a phase (phase %u, %lld bytes on "
+        "their way)",
+        (address & 0xffffffu) - kFirstShared, b.expected, b.phase, static_cast<long long>(b.bytes));
   }
   b.bytes += bytes;
   b.pending -= static_cast<int>(count);
@@ -882,19 +882,32 @@ void CopyBulk(uint32_t to, const void* from, uint32_t from_shared, uint32_t byte
   if (reinterpret_cast<uintptr_t>(source) % 16 != 0) Fail("a bulk copy from a misaligned address");
   if (BlockOf(to) != BlockOf(barrier)) Fail("a bulk copy to one block, its barrier in another");
   (void)SharedAt(barrier, 8);
-  Issue({Operation::kCopy, current->home->cluster, target, source, bytes, BlockOf(barrier),
-         barrier & 0xffffffu, {}});
+  Issue({Operation::kCopy,
+         current->home->cluster,
+         target,
+         source,
+         bytes,
+         BlockOf(barrier),
+         barrier & 0xffffffu,
+         {}});
 }
 void StoreAsync(uint32_t to, const void* value, uint32_t bytes, uint32_t barrier) {
-  Operation op = {Operation::kValue, current->home->cluster, SharedAt(to, bytes), nullptr, bytes,
-                  BlockOf(barrier), barrier & 0xffffffu, {}};
+  Operation op = {Operation::kValue,
+                  current->home->cluster,
+                  SharedAt(to, bytes),
+                  nullptr,
+                  bytes,
+                  BlockOf(barrier),
+                  barrier & 0xffffffu,
+                  {}};
   if (BlockOf(to) != BlockOf(barrier)) Fail("st.async to one block, its barrier in another");
   (void)SharedAt(barrier, 8);
   std::memcpy(op.value, value, bytes);
   Issue(op);
 }
 
-// --- clusters ------------------------------------------------------------------------------------------
+// --- clusters
+// ------------------------------------------------------------------------------------------
 
 namespace {
 void CheckClusterBarrier(Cluster* cluster) {
@@ -936,7 +949,8 @@ void GridWait() {
   }
 }
 
-// --- cp.async --------------------------------------------------------------------------------------------
+// --- cp.async
+// --------------------------------------------------------------------------------------------
 
 namespace {
 void Carry(const AsyncCopy& copy) {
@@ -977,7 +991,8 @@ void CopyAsyncWaitAll() {
   FinishCopies(current, current->groups + 1);
 }
 
-// --- matrix products ---------------------------------------------------------------------------------------
+// --- matrix products
+// ---------------------------------------------------------------------------------------
 
 namespace {
 struct ProductRequest : Exchange {
@@ -1033,7 +1048,8 @@ struct Panel {
         stride((descriptor >> 32 & 0x3fff) << 4) {
     if (descriptor >> 62 != 1) Fail("wgmma: only panels with a swizzle of 128 bytes");
     if ((descriptor >> 49 & 7) != 0) Fail("wgmma: a base offset");
-    if (start % 1024 >= 128 && start % 128 != 0) Fail("wgmma: a panel that begins nowhere sensible");
+    if (start % 1024 >= 128 && start % 128 != 0)
+      Fail("wgmma: a panel that begins nowhere sensible");
   }
 };
 
@@ -1263,7 +1279,8 @@ void WgmmaWait(uint32_t pending) {
   Meet(Meeting::kAligned, 0xffffffffu, nullptr, Where::current());
 }
 
-// --- grids -------------------------------------------------------------------------------------------------
+// --- grids
+// -------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -1348,7 +1365,8 @@ void Begin(Cluster* cluster, unsigned slot, uint64_t first_block) {
 }
 
 void End(Cluster* cluster) {
-  if (cluster->operations != 0) Fail("a cluster ends with %d copies on their way", cluster->operations);
+  if (cluster->operations != 0)
+    Fail("a cluster ends with %d copies on their way", cluster->operations);
   for (Block* block : cluster->blocks) {
     const size_t end = block->shared_end;
     for (size_t i = 0; i < 4096 && end + i < kSlotBytes; ++i) {
@@ -1557,7 +1575,8 @@ void SetCode(const Code* code) {
 
 }  // namespace emu
 
-// --- the runtime ---------------------------------------------------------------------------------------------
+// --- the runtime
+// ---------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -1600,7 +1619,8 @@ cudaError_t cudaFree(void* data) {
   const Allocation& a = found->second;
   const char* const begin = static_cast<const char*>(data);
   for (const char* at = a.mapping + 4096; at < begin; ++at) {
-    if (static_cast<uint8_t>(*at) != kGuard) emu::Fail("something was written before an allocation");
+    if (static_cast<uint8_t>(*at) != kGuard)
+      emu::Fail("something was written before an allocation");
   }
   for (size_t i = a.bytes; i < a.padded; ++i) {
     if (static_cast<uint8_t>(begin[i]) != kGuard) {
@@ -1626,7 +1646,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t) {
   emu::Finish();
   std::memcpy(to, from, bytes);
   return cudaSuccess;

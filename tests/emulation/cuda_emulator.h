@@ -86,7 +86,8 @@ cudaError_t LaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Para
   Launch launch;
   ReadConfig(*config, launch);
   launch.kernel = reinterpret_cast<const void*>(kernel);
-  launch.call = [kernel, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+  launch.call = [kernel,
+                 values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
     std::apply(kernel, values);
   };
   Run(std::move(launch));
@@ -234,8 +235,7 @@ inline uint64_t Reduce(Meeting kind, unsigned mask, uint64_t value, Where where)
 }
 inline int Lane() {
   return static_cast<int>(
-      (here->thread.x + blockDim.x * (here->thread.y + blockDim.y * here->thread.z)) %
-      32);
+      (here->thread.x + blockDim.x * (here->thread.y + blockDim.y * here->thread.z)) % 32);
 }
 }  // namespace emu
 
@@ -272,11 +272,10 @@ inline int __all_sync(unsigned mask, int value, emu::Where where = emu::Where::c
 inline unsigned __ballot_sync(unsigned mask, int value, emu::Where where = emu::Where::current()) {
   return static_cast<unsigned>(emu::Reduce(emu::Meeting::kBallot, mask, value != 0, where));
 }
-#define EMU_REDUCE(name, type, kind)                                                         \
-  inline type name(unsigned mask, type value, emu::Where where = emu::Where::current()) {    \
-    return static_cast<type>(emu::Reduce(emu::Meeting::kind, mask,                           \
-                                         static_cast<uint64_t>(static_cast<int64_t>(value)), \
-                                         where));                                            \
+#define EMU_REDUCE(name, type, kind)                                                           \
+  inline type name(unsigned mask, type value, emu::Where where = emu::Where::current()) {      \
+    return static_cast<type>(emu::Reduce(                                                      \
+        emu::Meeting::kind, mask, static_cast<uint64_t>(static_cast<int64_t>(value)), where)); \
   }
 EMU_REDUCE(__reduce_add_sync, int, kAdd)
 EMU_REDUCE(__reduce_add_sync, unsigned, kAdd)
@@ -390,15 +389,15 @@ inline void* __cvta_shared_to_generic(size_t address) {
 }
 
 template <class A, class B>
-  requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
-constexpr std::common_type_t<A, B> min(A a, B b) {
+requires(std::is_arithmetic_v<A>&& std::is_arithmetic_v<B>) constexpr std::common_type_t<A, B> min(
+    A a, B b) {
   using T = std::common_type_t<A, B>;
   if constexpr (std::is_floating_point_v<T>) return std::fmin(T(a), T(b));
   else return T(a) < T(b) ? T(a) : T(b);
 }
 template <class A, class B>
-  requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
-constexpr std::common_type_t<A, B> max(A a, B b) {
+requires(std::is_arithmetic_v<A>&& std::is_arithmetic_v<B>) constexpr std::common_type_t<A, B> max(
+    A a, B b) {
   using T = std::common_type_t<A, B>;
   if constexpr (std::is_floating_point_v<T>) return std::fmax(T(a), T(b));
   else return T(a) > T(b) ? T(a) : T(b);
@@ -420,46 +419,120 @@ To Saturate(From x) {
   return static_cast<To>(x);
 }
 }  // namespace emu
-inline unsigned __float_as_uint(float x) { return emu::Bits<unsigned>(x); }
-inline int __float_as_int(float x) { return emu::Bits<int>(x); }
-inline float __uint_as_float(unsigned x) { return emu::Bits<float>(x); }
-inline float __int_as_float(int x) { return emu::Bits<float>(x); }
-inline long long __double_as_longlong(double x) { return emu::Bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return emu::Bits<double>(x); }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __frcp_rn(float a) { return 1.0f / a; }
-inline float __fsqrt_rn(float a) { return std::sqrt(a); }
-inline float __frsqrt_rn(float a) { return static_cast<float>(1.0 / std::sqrt(double{a})); }
-inline float __fdividef(float a, float b) { return a / b; }
-inline double __dmul_rn(double a, double b) { return a * b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
-inline double __dsub_rn(double a, double b) { return a - b; }
-inline double __ddiv_rn(double a, double b) { return a / b; }
-inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(double{x})); }
-inline float __expf(float x) { return std::exp(x); }
-inline float __exp2f(float x) { return std::exp2(x); }
-inline float __logf(float x) { return std::log(x); }
-inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; }
-inline int __float2int_rn(float x) { return emu::Saturate<int>(std::nearbyint(x)); }
-inline int __float2int_rz(float x) { return emu::Saturate<int>(std::trunc(x)); }
-inline int __float2int_rd(float x) { return emu::Saturate<int>(std::floor(x)); }
-inline unsigned __float2uint_rn(float x) { return emu::Saturate<unsigned>(std::nearbyint(x)); }
-inline unsigned __float2uint_rz(float x) { return emu::Saturate<unsigned>(std::trunc(x)); }
-inline float __int2float_rn(int x) { return static_cast<float>(x); }
-inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline unsigned __float_as_uint(float x) {
+  return emu::Bits<unsigned>(x);
+}
+inline int __float_as_int(float x) {
+  return emu::Bits<int>(x);
+}
+inline float __uint_as_float(unsigned x) {
+  return emu::Bits<float>(x);
+}
+inline float __int_as_float(int x) {
+  return emu::Bits<float>(x);
+}
+inline long long __double_as_longlong(double x) {
+  return emu::Bits<long long>(x);
+}
+inline double __longlong_as_double(long long x) {
+  return emu::Bits<double>(x);
+}
+inline float __fmaf_rn(float a, float b, float c) {
+  return std::fma(a, b, c);
+}
+inline double __fma_rn(double a, double b, double c) {
+  return std::fma(a, b, c);
+}
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fsub_rn(float a, float b) {
+  return a - b;
+}
+inline float __fdiv_rn(float a, float b) {
+  return a / b;
+}
+inline float __frcp_rn(float a) {
+  return 1.0f / a;
+}
+inline float __fsqrt_rn(float a) {
+  return std::sqrt(a);
+}
+inline float __frsqrt_rn(float a) {
+  return static_cast<float>(1.0 / std::sqrt(double{a}));
+}
+inline float __fdividef(float a, float b) {
+  return a / b;
+}
+inline double __dmul_rn(double a, double b) {
+  return a * b;
+}
+inline double __dadd_rn(double a, double b) {
+  return a + b;
+}
+inline double __dsub_rn(double a, double b) {
+  return a - b;
+}
+inline double __ddiv_rn(double a, double b) {
+  return a / b;
+}
+inline float rsqrtf(float x) {
+  return static_cast<float>(1.0 / std::sqrt(double{x}));
+}
+inline float __expf(float x) {
+  return std::exp(x);
+}
+inline float __exp2f(float x) {
+  return std::exp2(x);
+}
+inline float __logf(float x) {
+  return std::log(x);
+}
+inline float __saturatef(float x) {
+  return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f;
+}
+inline int __float2int_rn(float x) {
+  return emu::Saturate<int>(std::nearbyint(x));
+}
+inline int __float2int_rz(float x) {
+  return emu::Saturate<int>(std::trunc(x));
+}
+inline int __float2int_rd(float x) {
+  return emu::Saturate<int>(std::floor(x));
+}
+inline unsigned __float2uint_rn(float x) {
+  return emu::Saturate<unsigned>(std::nearbyint(x));
+}
+inline unsigned __float2uint_rz(float x) {
+  return emu::Saturate<unsigned>(std::trunc(x));
+}
+inline float __int2float_rn(int x) {
+  return static_cast<float>(x);
+}
+inline float __uint2float_rn(unsigned x) {
+  return static_cast<float>(x);
+}
+inline int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
+inline int __popcll(unsigned long long x) {
+  return __builtin_popcountll(x);
+}
+inline int __clz(int x) {
+  return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x));
+}
 inline int __clzll(long long x) {
   return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
 }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline int __ffs(int x) {
+  return __builtin_ffs(x);
+}
+inline int __ffsll(long long x) {
+  return __builtin_ffsll(x);
+}
 inline unsigned __brev(unsigned x) {
   unsigned y = 0;
   for (int i = 0; i < 32; ++i) y |= (x >> i & 1u) << (31 - i);
@@ -468,7 +541,9 @@ inline unsigned __brev(unsigned x) {
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
 }
-inline int __mulhi(int a, int b) { return static_cast<int>(int64_t{a} * b >> 32); }
+inline int __mulhi(int a, int b) {
+  return static_cast<int>(int64_t{a} * b >> 32);
+}
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
@@ -499,8 +574,8 @@ unsigned ByParts(unsigned a, unsigned b, Fn&& fn) {
   return out;
 }
 }  // namespace emu
-#define EMU_SIMD(name, type, expression)                                                      \
-  inline unsigned name(unsigned x, unsigned y) {                                              \
+#define EMU_SIMD(name, type, expression)                                                           \
+  inline unsigned name(unsigned x, unsigned y) {                                                   \
     return emu::ByParts<type>(x, y, [](type a, type b) { return static_cast<type>(expression); }); \
   }
 EMU_SIMD(__vadd4, uint8_t, a + b)
@@ -525,15 +600,21 @@ EMU_SIMD(__vmins2, int16_t, a < b ? a : b)
 inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) {
   return __vmaxu2(__vmaxu2(a, b), c);
 }
-inline unsigned __vimax_u16x2(unsigned a, unsigned b) { return __vmaxu2(a, b); }
+inline unsigned __vimax_u16x2(unsigned a, unsigned b) {
+  return __vmaxu2(a, b);
+}
 inline int __viaddmax_s32(int a, int b, int c) {
   return std::max(static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b)), c);
 }
 inline int __viaddmin_s32(int a, int b, int c) {
   return std::min(static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b)), c);
 }
-inline int __vimax3_s32(int a, int b, int c) { return std::max({a, b, c}); }
-inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) { return std::max({a, b, c}); }
+inline int __vimax3_s32(int a, int b, int c) {
+  return std::max({a, b, c});
+}
+inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) {
+  return std::max({a, b, c});
+}
 inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
   return c;

@@ -199,12 +199,13 @@ struct Parser {
     // Labels.
     while (true) {
       size_t i = 0;
-      while (i < text.size() && (std::isalnum(static_cast<unsigned char>(text[i])) ||
-                                 text[i] == '_' || text[i] == '$' || text[i] == '%' ||
-                                 text[i] == '=')) {
+      while (i < text.size() &&
+             (std::isalnum(static_cast<unsigned char>(text[i])) || text[i] == '_' ||
+              text[i] == '$' || text[i] == '%' || text[i] == '=')) {
         ++i;
       }
-      if (i == 0 || i >= text.size() || text[i] != ':' || (i + 1 < text.size() && text[i + 1] == ':')) {
+      if (i == 0 || i >= text.size() || text[i] != ':' ||
+          (i + 1 < text.size() && text[i + 1] == ':')) {
         break;
       }
       labels[text.substr(0, i)] = static_cast<int>(code.instructions.size());
@@ -364,7 +365,8 @@ struct Parser {
       in.wgmma.n = std::atoi(op.c_str() + 33);
       in.wgmma.integers = Has(op, ".s32.");
       in.wgmma.a_signed = Has(op, ".s32.s8.");
-      if (in.wgmma.integers ? !Ends(op, "8.s8") || !Has(op, "k32.") : !Ends(op, "k16.f32.bf16.bf16")) {
+      if (in.wgmma.integers ? !Ends(op, "8.s8") || !Has(op, "k32.")
+                            : !Ends(op, "k16.f32.bf16.bf16")) {
         in.op = Op::kUnknown;
       }
     } else if (Begins(op, "wgmma.commit_group")) {
@@ -562,8 +564,8 @@ void Execute(const Code* code, const Operand* operands) {
         break;
       case Op::kMbarrierTest: m.Set(a[0][0], BarrierTest(m.Word(a[1][0]), m.Word(a[2][0]))); break;
       case Op::kBulkFromGlobal:
-        CopyBulk(m.Word(a[0][0]), reinterpret_cast<const void*>(m.Get(a[1][0])), 0,
-                 m.Word(a[2][0]), m.Word(a[3][0]));
+        CopyBulk(m.Word(a[0][0]), reinterpret_cast<const void*>(m.Get(a[1][0])), 0, m.Word(a[2][0]),
+                 m.Word(a[3][0]));
         break;
       case Op::kBulkFromShared:
         CopyBulk(m.Word(a[0][0]), nullptr, m.Word(a[1][0]), m.Word(a[2][0]), m.Word(a[3][0]));
@@ -672,8 +674,8 @@ void Execute(const Code* code, const Operand* operands) {
           shape.b_transposed = m.Get(a.at(static_cast<size_t>(in.extra))[0]) != 0;
           if (shape.a_shared && m.Get(a.at(6)[0]) != 0) Fail("wgmma: A transposed");
         }
-        WarpgroupMma(shape, d, shape.a_shared ? nullptr : va,
-                     shape.a_shared ? m.Get(a[1][0]) : 0, m.Get(a[2][0]), m.Get(a[3][0]) != 0);
+        WarpgroupMma(shape, d, shape.a_shared ? nullptr : va, shape.a_shared ? m.Get(a[1][0]) : 0,
+                     m.Get(a[2][0]), m.Get(a[3][0]) != 0);
         break;
       }
       case Op::kWgmmaCommit: WgmmaCommit(); break;
