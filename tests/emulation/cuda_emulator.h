@@ -199,6 +199,34 @@ void Execute(const Code* code, const Operand* operands);
 #define blockIdx (::emu::here->block)
 #define warpSize 32
 
+// --- cooperative groups, as far as they are used ---------------------------------------------------
+
+namespace emu {
+uint32_t MapRank(uint32_t address, uint32_t rank);
+uint32_t ClusterRank();
+uint32_t ClusterSize();
+void ClusterArrive();
+void ClusterWait();
+}  // namespace emu
+
+namespace cooperative_groups {
+struct cluster_group {
+  static unsigned block_rank() { return emu::ClusterRank(); }
+  static unsigned num_blocks() { return emu::ClusterSize(); }
+  static void sync() {
+    emu::ClusterArrive();
+    emu::ClusterWait();
+  }
+  template <class T>
+  static T* map_shared_rank(T* at, unsigned rank) {
+    return static_cast<T*>(emu::SharedPointer(emu::MapRank(emu::SharedAddress(at), rank)));
+  }
+};
+inline cluster_group this_cluster() {
+  return {};
+}
+}  // namespace cooperative_groups
+
 // --- CUDA's device functions ---------------------------------------------------------------------
 
 inline void __syncthreads(emu::Where where = emu::Where::current()) {
