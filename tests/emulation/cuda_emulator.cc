@@ -203,7 +203,7 @@ struct Cluster {
 };
 
 struct Operation {
-  enum Kind { kCopy, kValue } kind;
+  enum Kind { kCopy, kValue, kLoose } kind;  // kLoose: cp.async of a thread that has ended
   Cluster* cluster;
   char* to;
   const char* from;
@@ -407,7 +407,17 @@ void FiberMain() {
   uint64_t canary = 0;
   std::memcpy(&canary, me->stack, sizeof(canary));
   if (canary != kCanary) Fail("a thread's stack has overflown");
-  if (!me->copies.empty()) Fail("a thread ends with copies (cp.async) on their way");
+  for (const AsyncCopy& copy : me->copies) {
+    operations.push_back({Operation::kLoose,
+                          me->home->cluster,
+                          copy.to,
+                          copy.from,
+                          copy.bytes,
+                          nullptr,
+                          copy.read,
+                          {}});
+  }
+  me->copies.clear();
   Warp* const warp = me->warp;
   if (!warp->products.empty()) Fail("a thread ends with products (wgmma) on their way");
   me->state = State::kDone;
@@ -837,6 +847,11 @@ bool BarrierTryWait(uint32_t address, uint32_t parity) {
 namespace {
 
 void Complete(const Operation& op) {
+  if (op.kind == Operation::kLoose) {  // its barrier is what is read
+    std::memcpy(op.to, op.from, op.barrier);
+    std::memset(op.to + op.barrier, 0, op.bytes - op.barrier);
+    return;
+  }
   if (op.kind == Operation::kValue) {
     std::memcpy(op.to, op.value, op.bytes);
   } else {
@@ -850,7 +865,7 @@ void Deliver(size_t i) {
   const Operation op = operations[i];
   operations[i] = operations.back();
   operations.pop_back();
-  --op.cluster->operations;
+  if (op.kind != Operation::kLoose) --op.cluster->operations;
   Complete(op);
 }
 void Issue(const Operation& op) {
@@ -1365,6 +1380,9 @@ void Begin(Cluster* cluster, unsigned slot, uint64_t first_block) {
 }
 
 void End(Cluster* cluster) {
+  for (size_t i = operations.size(); i-- > 0;) {
+    if (operations[i].cluster == cluster && operations[i].kind == Operation::kLoose) Deliver(i);
+  }
   if (cluster->operations != 0)
     Fail("a cluster ends with %d copies on their way", cluster->operations);
   for (Block* block : cluster->blocks) {

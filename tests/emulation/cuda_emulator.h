@@ -199,7 +199,8 @@ void Execute(const Code* code, const Operand* operands);
 #define blockIdx (::emu::here->block)
 #define warpSize 32
 
-// --- cooperative groups, as far as they are used ---------------------------------------------------
+// --- cooperative groups, as far as they are used
+// ---------------------------------------------------
 
 namespace emu {
 uint32_t MapRank(uint32_t address, uint32_t rank);
@@ -213,6 +214,13 @@ namespace cooperative_groups {
 struct cluster_group {
   static unsigned block_rank() { return emu::ClusterRank(); }
   static unsigned num_blocks() { return emu::ClusterSize(); }
+  struct arrival_token {};
+  static arrival_token barrier_arrive() {
+    emu::ClusterArrive();
+    return {};
+  }
+  static void barrier_wait(arrival_token&& = {}) { emu::ClusterWait(); }
+  static void barrier_wait(const arrival_token&) { emu::ClusterWait(); }
   static void sync() {
     emu::ClusterArrive();
     emu::ClusterWait();
