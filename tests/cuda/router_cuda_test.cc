@@ -165,10 +165,12 @@ void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0) {
   testing::PaddedMatrix rows(gate.tokens, gate.in, 0);
   rows.data = gate.x;
   const GuardedMatrix x(rows, gate.in + gap, DType::kBF16);
-  const DeviceArray<float> logits(gate.tokens * gate.experts), bias(gate.bias);
+  const DeviceArray<float> bias(gate.bias);
+  DeviceArray<float> logits(gate.tokens * gate.experts);
   const DeviceArray<int64_t> table(gate.table);
-  const DeviceArray<int32_t> token(gate.token), experts(gate.tokens * gate.k);
-  const DeviceArray<float> weights(gate.tokens * gate.k);
+  const DeviceArray<int32_t> token(gate.token);
+  DeviceArray<int32_t> experts(gate.tokens * gate.k);
+  DeviceArray<float> weights(gate.tokens * gate.k);
   const DeviceArray<uint8_t> scratch(LinearCudaScratchBytes(gate.tokens, gate.in));
   const MatrixView y = F32Matrix(logits.data(), gate.tokens, gate.experts);
   const LinearArgs product{.x = x.view(), .weight = &weight, .y = y, .round_output = false};

@@ -57,9 +57,19 @@ __global__ void __launch_bounds__(kThreads) Route(RouterParams p) {
   } else if (lane < p.top_k) {
     mine = static_cast<int>(p.tid2eid[int64_t{p.token[t]} * p.top_k + lane]);
   }
+  // Rank by id: the order in which experts are written (and summed).
+  int rank = 0;
+  for (int i = 0; i < p.top_k; ++i) {
+    const int other = __shfl_sync(kAll, mine, i);
+    rank += other < mine || (other == mine && i < lane);
+  }
   const double score = lane >= p.top_k ? 0.0 : learned ? scores[mine] : Score(logits[mine]);
-  WriteRoute(mine, score, p.top_k, p.scale, 16, true, p.chosen + t * p.top_k,
-             p.weights + t * p.top_k);
+  double sum = score;
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAll, sum, offset);
+  if (lane < p.top_k) {
+    p.chosen[t * p.top_k + rank] = mine;
+    p.weights[t * p.top_k + rank] = static_cast<float>(score / sum * p.scale);
+  }
 }
 
 // The same with keys in registers, of at most 32 kSlots experts. Shared: scores, keys.
@@ -109,8 +119,7 @@ __global__ void __launch_bounds__(kThreads) RouteHeld(RouterParams p) {
     mine = static_cast<int>(p.tid2eid[int64_t{p.token[t]} * p.top_k + lane]);
   }
   const double score = lane >= p.top_k ? 0.0 : learned ? scores[mine] : Score(logits[mine]);
-  WriteRoute(mine, score, p.top_k, p.scale, p.top_k <= 8 ? 4 : 16, true, p.chosen + t * p.top_k,
-             p.weights + t * p.top_k);
+  WriteRoute(mine, score, p.top_k, p.scale, true, p.chosen + t * p.top_k, p.weights + t * p.top_k);
 }
 
 }  // namespace

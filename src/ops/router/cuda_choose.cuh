@@ -53,10 +53,9 @@ __device__ int Choose(unsigned (&key)[kSlots], int experts, int top_k) {
 }
 
 // What is written of a token, by a warp whose lanes below top_k have an expert each and its score,
-// the others a score of 0. first: 16, or 4 where top_k is at most 8, which leaves out sums with 0.
-// kRehearses: it may be called in vain, without `write`.
+// the others a score of 0. kRehearses: it may be called in vain, without `write`.
 template <bool kRehearses = false>
-__device__ void WriteRoute(int mine, double score, int top_k, float scale, int first, bool write,
+__device__ void WriteRoute(int mine, double score, int top_k, float scale, bool write,
                            int32_t* chosen, float* weights) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Rank by id: the order in which experts are written (and summed).
@@ -66,7 +65,9 @@ __device__ void WriteRoute(int mine, double score, int top_k, float scale, int f
     rank += other < mine || (other == mine && i < lane);
   }
   double sum = score;
-  for (int offset = first; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAll, sum, offset);
+  // Up to eight experts leave out sums with 0, which are exact.
+  for (int offset = top_k <= 8 ? 4 : 16; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(kAll, sum, offset);
   if (lane < top_k) {
     const auto weight = static_cast<float>(score / sum * scale);
     if constexpr (kRehearses) asm volatile("" ::"f"(weight), "r"(rank));  // in vain, but computed

@@ -340,8 +340,8 @@ __global__ void __launch_bounds__(32 * kSegments * (kResident ? 1 : 2), 1)
       mine = Choose(key, p.experts, p.top_k);
     }
     const double score = lane < p.top_k ? scores[warp * padded + mine] : 0.0;
-    WriteRoute<true>(mine, score, p.top_k, p.scale, p.top_k <= 8 ? 4 : 16, counts,
-                     p.chosen + warp * p.top_k, p.weights + warp * p.top_k);
+    WriteRoute<true>(mine, score, p.top_k, p.scale, counts, p.chosen + warp * p.top_k,
+                     p.weights + warp * p.top_k);
   }
 }
 
