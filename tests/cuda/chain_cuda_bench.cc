@@ -23,6 +23,7 @@
 
 #include "ops/cuda/cuda_graph.h"
 #include "ops/experts/cuda.h"
+#include "ops/hyper_connection/cuda.h"
 #include "ops/linear/cuda.h"
 #include "ops/output_projection/cuda.h"
 #include "ops/router/cuda.h"
@@ -37,6 +38,9 @@ constexpr int kLaunches = 4, kRepeats = 15;
 // V4-Flash, with fewer experts than its 256 to choose from: the weights of those chosen count.
 constexpr int64_t kHidden = 4096, kQueryRank = 1024, kInner = 2048, kOutputRank = 8192;
 constexpr int kHeads = 64, kGroups = 8, kTopK = 6, kGateExperts = 256;
+// What GateAndRouteCuda is timed as.
+constexpr std::pair<const char*, GateWay> kWays[] = {
+    {"", {.rehearse = false}}, {" rehearsed", {}}, {" rehearsed two stages", {.stages = 2}}};
 constexpr int kExperts = 64, kLayers = 4, kChoices = 4;  // choices of experts in a layer
 
 std::mt19937& Rng() {
@@ -154,6 +158,10 @@ class Bench {
       distinct_ += static_cast<double>(std::set<int32_t>(chosen.begin(), chosen.end()).size());
     }
     distinct_ /= kLayers * kChoices;
+    std::vector<float> fn(24 * 4 * kHidden);
+    std::normal_distribution<float> normal(0.0f, 0.01f);
+    for (float& v : fn) v = normal(Rng());
+    for (int i = 0; i < gate_.count(); ++i) fn_.push_back(Uploaded(fn));
     expert_scratch_ = Memory<char>(ExpertsCudaScratchBytes(ExpertsOf(0), tokens_));
   }
 
@@ -176,42 +184,54 @@ class Bench {
         RouterCuda(RouteOf(i), stream(), held);
       });
     }
-    for (const bool rehearse : {false, true}) {
-      const std::string name =
-          std::string("gate and router together") + (rehearse ? " rehearsed" : "");
-      if (TakesTogether()) {
-        Time(name, gate - 4.0 * tokens_ * logits_.cols + routes, links,
-             [&](int i) { GateAndRouteCuda(GateOf(i), RouteOf(i), stream(), rehearse); });
-      } else {
-        std::printf("%s,-,-,-,-\n", name.c_str());
-      }
+    const double together = gate - 4.0 * tokens_ * logits_.cols + routes;
+    for (const auto& [how, way] : kWays) {
+      TimeTogether(std::string("gate and router together") + how, together, links,
+                   [&](int i) { GateAndRouteCuda(GateOf(i), RouteOf(i), stream(), way); });
+    }
+    // Behind the kernel that a step has in front of them, which writes their input.
+    const double seam = 24.0 * 4 * kHidden * 4 + 22.0 * tokens_ * kHidden;
+    Time("seam", seam, links, [&](int i) { Seam(i); });
+    for (const bool held : {false, true}) {
+      Time(std::string("seam; gate and router apart") + (held ? " keys in registers" : ""),
+           seam + gate + router, links, [&](int i) {
+             Seam(i);
+             LinearCuda(GateOf(i), scratch_, stream());
+             RouterCuda(RouteOf(i), stream(), held);
+           });
+    }
+    for (const auto& [how, way] : kWays) {
+      TimeTogether(std::string("seam; gate and router together") + how, seam + together, links,
+                   [&](int i) {
+                     Seam(i);
+                     GateAndRouteCuda(GateOf(i), RouteOf(i), stream(), way);
+                   });
     }
 
     Time("experts", ExpertBytes(), kLayers * kChoices,
          [&](int i) { ExpertsCuda(ExpertsOf(i), expert_scratch_, stream()); });
-    // A layer without its small kernels. Each time with the gate as named.
-    const double layer = Bytes(wq_a_, qa_) + Bytes(wq_b_, q_) + Bytes(wo_a_, grouped_) +
-                         2.0 * tokens_ * (q_.cols - wo_a_.in) + Bytes(wo_b_, o_) + gate + router +
-                         ExpertBytes();
-    for (const bool together : {false, true}) {
-      const std::string name = together ? "layer gate and router together" : "layer";
-      if (together && !TakesTogether()) {
-        std::printf("%s,-,-,-,-\n", name.c_str());
-        continue;
-      }
-      Time(name, layer, kLayers * kChoices, [&](int i) {
-        Product(wq_a_, i, z_, qa_);
-        Product(wq_b_, i, qa_, q_);
-        Grouped(i);
-        Product(wo_b_, i, grouped_, o_);
-        if (together) {
-          GateAndRouteCuda(GateOf(i), RouteOf(i), stream());
-        } else {
-          LinearCuda(GateOf(i), scratch_, stream());
-          RouterCuda(RouteOf(i), stream());
-        }
-        ExpertsCuda(ExpertsOf(i), expert_scratch_, stream());
-      });
+    // A layer's products and the choice of experts.
+    const double products = Bytes(wq_a_, qa_) + Bytes(wq_b_, q_) + Bytes(wo_a_, grouped_) +
+                            2.0 * tokens_ * (q_.cols - wo_a_.in) + Bytes(wo_b_, o_) + ExpertBytes();
+    const auto attention = [&](int i) {
+      Product(wq_a_, i, z_, qa_);
+      Product(wq_b_, i, qa_, q_);
+      Grouped(i);
+      Product(wo_b_, i, grouped_, o_);
+    };
+    Time("layer; gate and router apart", products + gate + router, kLayers * kChoices, [&](int i) {
+      attention(i);
+      LinearCuda(GateOf(i), scratch_, stream());
+      RouterCuda(RouteOf(i), stream());
+      ExpertsCuda(ExpertsOf(i), expert_scratch_, stream());
+    });
+    for (const auto& [how, way] : kWays) {
+      TimeTogether(std::string("layer; gate and router together") + how, products + together,
+                   kLayers * kChoices, [&](int i) {
+                     attention(i);
+                     GateAndRouteCuda(GateOf(i), RouteOf(i), stream(), way);
+                     ExpertsCuda(ExpertsOf(i), expert_scratch_, stream());
+                   });
     }
   }
 
@@ -255,7 +275,18 @@ class Bench {
             .experts = routed_,
             .weights = route_weights_};
   }
-  bool TakesTogether() const { return GateAndRouteCudaTakes(GateOf(0), RouteOf(0)); }
+  void Seam(int link) const {
+    const HyperConnectionSite site = {fn_[link], base_, hc_scale_, 24};
+    HyperConnectionCuda({.x = x_,
+                         .o = o_,
+                         .site = &site,
+                         .post = post_,
+                         .comb = comb_,
+                         .u = u_,
+                         .norm = norm_,
+                         .z = z_},
+                        stream());
+  }
   ExpertsArgs ExpertsOf(int link) const {
     const Experts& layer = *layers_[link % kLayers];
     return {.z = z_,
@@ -295,6 +326,12 @@ class Bench {
     std::fflush(stdout);
   }
 
+  void TimeTogether(const std::string& name, double bytes, int links,
+                    const std::function<void(int)>& link) const {
+    if (GateAndRouteCudaTakes(GateOf(0), RouteOf(0))) return Time(name, bytes, links, link);
+    std::printf("%s,-,-,-,-\n", name.c_str());
+  }
+
   CudaBackend& backend_;
   const int64_t tokens_;
   const Weights wq_a_{WeightFormat::kFp8Block128, kQueryRank, kHidden};
@@ -315,6 +352,14 @@ class Bench {
   const MatrixView logits_ = Empty(kGateExperts, DType::kF32);
   float* const bias_ = Memory<float>(int64_t{kFewestLinks} * kGateExperts);
   float* const mixture_ = Uploaded(std::vector<float>(static_cast<size_t>(tokens_ * kTopK), 0.25f));
+  std::vector<float*> fn_;  // of each seam [24, 4 * kHidden]
+  const MatrixView x_ = Activations(tokens_, 4 * kHidden);
+  const MatrixView u_ = Empty(kHidden, DType::kBF16);
+  float* const post_ = Uploaded(std::vector<float>(static_cast<size_t>(tokens_ * 4), 1.0f));
+  float* const comb_ = Uploaded(std::vector<float>(static_cast<size_t>(tokens_ * 16), 0.25f));
+  float* const base_ = Memory<float>(24);
+  float* const hc_scale_ = Uploaded(std::vector<float>(3, 1.0f));
+  float* const norm_ = Uploaded(std::vector<float>(kHidden, 1.0f));
   int32_t* const routed_ = Memory<int32_t>(tokens_ * kTopK);
   float* const route_weights_ = Memory<float>(tokens_ * kTopK);
   char* const scratch_ = Memory<char>(LinearCudaScratchBytes(tokens_, int64_t{kHeadDim} * kHeads));

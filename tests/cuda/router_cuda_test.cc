@@ -153,7 +153,7 @@ Gate MakeGate(int64_t experts, int64_t in, int64_t tokens, bool hash) {
   return gate;
 }
 
-// One launch, with and without its rehearsal, gives the bits of the two.
+// One launch, in all of its ways, gives the bits of the two.
 void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0) {
   const LinearWeight host{.format = WeightFormat::kBF16,
                           .out = gate.experts,
@@ -200,8 +200,10 @@ void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0) {
   logits.Upload(std::vector<float>(gate.tokens * gate.experts, NAN));
   ASSERT_TRUE(GateAndRouteCudaTakes(product, route));
   for (const bool rehearse : {false, true}) {
-    GateAndRouteCuda(product, route, nullptr, rehearse);
-    EXPECT_EQ(result(), want) << "rehearse " << rehearse;
+    for (const int stages : {8, 2, 1}) {
+      GateAndRouteCuda(product, route, nullptr, {.rehearse = rehearse, .stages = stages});
+      EXPECT_EQ(result(), want) << "rehearse " << rehearse << ", stages " << stages;
+    }
   }
   // Launches that begin while those before them still run.
   for (int i = 0; i < 20; ++i) GateAndRouteCuda(product, route, nullptr);

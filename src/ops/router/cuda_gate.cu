@@ -234,11 +234,10 @@ struct Segment {
   }
 };
 
-// kResident: up to 256 experts whose weights fit in shared memory, by 8 warps; else 16 warps, of
-// which the upper 8 have the half tile.
+// kResident: up to 256 experts whose weights fit in shared memory. 8 warps, or 16, of which the
+// upper 8 have the half tile.
 template <bool kResident>
-__global__ void __launch_bounds__(32 * kSegments * (kResident ? 1 : 2), 1)
-    Gate(const __grid_constant__ GateParams p) {
+__global__ void __launch_bounds__(32 * kSegments * (kResident ? 1 : 2), 1) Gate(GateParams p) {
   constexpr int kSlots = kResident ? 8 : kMostExperts / 32;
   GateShared& shared = cuda::SharedOf<GateShared>();
   const int padded = Padded(p.experts);
@@ -358,7 +357,7 @@ bool GateAndRouteCudaTakes(const LinearArgs& gate, const RouterArgs& route) {
 }
 
 void GateAndRouteCuda(const LinearArgs& gate, const RouterArgs& route, CudaStream stream,
-                      bool rehearse) {
+                      const GateWay& way) {
   const CudaWeightView& w = PackedCuda(*gate.weight).view;
   GateParams params = {.data = w.data,
                        .experts = w.out,
@@ -375,12 +374,13 @@ void GateAndRouteCuda(const LinearArgs& gate, const RouterArgs& route, CudaStrea
                        .chosen = route.experts,
                        .weights = route.weights,
                        .stages = 0,
-                       .rehearse = rehearse};
+                       .rehearse = way.rehearse};
   const int fixed = static_cast<int>(sizeof(GateShared)) + IncomingBytes(params.rows, w.out);
   const bool halves = w.out > kCluster * kTile;
   const int of_stage = kSegments * kUnitCodes * (halves ? 3 : 2) / 2;
   const int count = (params.units + kSegments - 1) / kSegments;  // of the longest segment
-  params.stages = std::min({count, kMostStages, (kMostShared - fixed) / of_stage});
+  params.stages =
+      std::max(1, std::min({count, kMostStages, way.stages, (kMostShared - fixed) / of_stage}));
   const auto launch = [&](auto kernel, unsigned threads) {
     const int64_t shared = fixed + int64_t{params.stages} * of_stage;
     cuda::AllowShared(kernel, shared);
@@ -391,7 +391,7 @@ void GateAndRouteCuda(const LinearArgs& gate, const RouterArgs& route, CudaStrea
   if (!halves && params.stages == count) {
     launch(Gate<true>, 32 * kSegments);
   } else {
-    launch(Gate<false>, 2 * 32 * kSegments);
+    launch(Gate<false>, 32 * kSegments * (halves ? 2 : 1));
   }
 }
 
