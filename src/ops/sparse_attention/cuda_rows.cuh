@@ -142,6 +142,22 @@ __device__ inline void AddTile(Attended& a, uint32_t weights, uint32_t values) {
   WgmmaCommit();
 }
 
+// The same with the weights in registers: words 4k .. 4k + 3 of rows 16k .. 16k + 15.
+__device__ inline void AddTile(Attended& a, const uint32_t (&weights)[16], uint32_t values) {
+  WgmmaFence();
+  const Descriptors v(PanelsDescriptor(values));
+#pragma unroll
+  for (int k = 0; k < kTileRows / 16; ++k) {
+    const uint32_t four[4] = {weights[4 * k], weights[4 * k + 1], weights[4 * k + 2],
+                              weights[4 * k + 3]};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      WgmmaBf16Panels(a.acc[i], four, v.At(2 * i * kPanelBytes + k * 16 * 128));
+    }
+  }
+  WgmmaCommit();
+}
+
 // The first consuming warpgroup: scores, softmax and the lower channels' sums over tiles
 // [first_tile, last_tile).
 template <bool kCandidate>
@@ -198,12 +214,13 @@ __device__ inline void ConsumeScores(const Entries& entries, int first_tile, int
       sum[r] = __fmaf_rn(sum[r], keep[r], part);
     }
     if (tile > first_tile) SyncWeights(kWeightsUsed);
+    uint32_t words[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       // Scores 2i and 2i + 1 are of head + 8 (i % 2) and of rows 8 (i / 2) + 2 quad and the next.
-      *reinterpret_cast<uint32_t*>(s.weights +
-                                   SwizzledOffset(head + 8 * (i % 2), 16 * (i / 2) + 4 * quad)) =
-          Bf16Word(score[2 * i], score[2 * i + 1]);
+      words[i] = Bf16Word(score[2 * i], score[2 * i + 1]);
+      *reinterpret_cast<uint32_t*>(
+          s.weights + SwizzledOffset(head + 8 * (i % 2), 16 * (i / 2) + 4 * quad)) = words[i];
     }
     if (quad == 0) {
       s.keep[head] = keep[0];
@@ -213,7 +230,11 @@ __device__ inline void ConsumeScores(const Entries& entries, int first_tile, int
     ArriveWeights(kWeightsReady);
     if (!kCandidate || tile > first_tile) Rescale(a, keep);  // zeros before the first tile
     __syncwarp();  // a warp multiplies weights of its own heads only
-    AddTile<kCandidate>(a, weights, keys);
+    if constexpr (kCandidate) {
+      AddTile(a, words, keys);
+    } else {
+      AddTile<kCandidate>(a, weights, keys);
+    }
     WgmmaWait<0>();
     WarpArrive(&s.barriers.empty[stage]);
   }

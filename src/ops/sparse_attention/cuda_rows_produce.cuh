@@ -69,6 +69,7 @@ __device__ inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
 // that are no NaN. most: per half the largest magnitude of a code so far; a NaN's is kNanMagnitude.
 constexpr uint32_t kPlainScale = 254 - 120;
 constexpr uint32_t kNanMagnitude = 0x07f0;
+template <bool kCandidate>
 __device__ inline void ExpandPlain(const uint4& codes, uint32_t ue8m0, uint4 (&out)[2],
                                    uint32_t* most) {
   // A code's exponent field in bf16's place is too small by 2^120.
@@ -77,11 +78,22 @@ __device__ inline void ExpandPlain(const uint4& codes, uint32_t ue8m0, uint4 (&o
   uint32_t expanded[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t low = __byte_perm(words[i], 0, 0x4140), high = __byte_perm(words[i], 0, 0x4342);
-    const uint32_t a = (low * 16) & 0x07f007f0u, b = (high * 16) & 0x07f007f0u;
+    uint32_t a, b;            // magnitudes
+    uint32_t a_sign, b_sign;  // with a word's signs
+    if constexpr (kCandidate) {
+      // Codes in the upper bytes of the halves: signs are where they belong, and magnitudes shift
+      // within the half, whose lower byte is zero.
+      a_sign = __byte_perm(words[i], 0, 0x1404), b_sign = __byte_perm(words[i], 0, 0x3424);
+      a = (a_sign >> 4) & 0x07f007f0u, b = (b_sign >> 4) & 0x07f007f0u;
+    } else {
+      const uint32_t low = __byte_perm(words[i], 0, 0x4140);
+      const uint32_t high = __byte_perm(words[i], 0, 0x4342);
+      a = (low * 16) & 0x07f007f0u, b = (high * 16) & 0x07f007f0u;
+      a_sign = low * 256, b_sign = high * 256;
+    }
     *most = __vimax3_u16x2(*most, a, b);
-    expanded[2 * i] = MultiplyPair(((low * 256) & 0x80008000u) | a, factor);
-    expanded[2 * i + 1] = MultiplyPair(((high * 256) & 0x80008000u) | b, factor);
+    expanded[2 * i] = MultiplyPair((a_sign & 0x80008000u) | a, factor);
+    expanded[2 * i + 1] = MultiplyPair((b_sign & 0x80008000u) | b, factor);
   }
   out[0] = {expanded[0], expanded[1], expanded[2], expanded[3]};
   out[1] = {expanded[4], expanded[5], expanded[6], expanded[7]};
@@ -258,7 +270,7 @@ __device__ inline void ProduceFp8(const AttentionParams& p, const Entries& entri
       const uint32_t scale =
           __byte_perm(scales.x, scales.y, static_cast<uint32_t>(i) | 0x4440u) & 0xffu;
       uint4 out[2];
-      ExpandPlain(codes, scale, out, &most);
+      ExpandPlain<false>(codes, scale, out, &most);
       producer.Store(keys + i * kPanelBytes, 0, out[0]);
       producer.Store(keys + i * kPanelBytes, 1, out[1]);
     };
@@ -321,7 +333,7 @@ __device__ inline void ProduceFp8Ahead(const AttentionParams& p, const Entries& 
       const uint32_t scale =
           __byte_perm(scales.x, scales.y, static_cast<uint32_t>(i) | 0x4440u) & 0xffu;
       uint4 out[2];
-      ExpandPlain(codes, scale, out, &most);
+      ExpandPlain<true>(codes, scale, out, &most);
       producer.Store(keys + i * kPanelBytes, 0, out[0]);
       producer.Store(keys + i * kPanelBytes, 1, out[1]);
     };
