@@ -170,11 +170,13 @@ struct NamedTrial {
 constexpr NamedTrial kTrials[] = {
     {"measured", {.candidate = false}},
     {"5 tiles 8 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 8}},
+    {"5 tiles", {.candidate = true, .range_tiles = 5}},
+    {"5 tiles 12 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 12}},
     {"5 tiles 16 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 16}},
-    {"4 tiles 16 ranges", {.candidate = true, .range_tiles = 4, .max_ranges = 16}},
+    {"4 tiles", {.candidate = true, .range_tiles = 4}},
+    {"3 tiles", {.candidate = true, .range_tiles = 3}},
     {"3 tiles 8 ranges", {.candidate = true, .range_tiles = 3, .max_ranges = 8}},
-    {"3 tiles 16 ranges", {.candidate = true, .range_tiles = 3, .max_ranges = 16}},
-    {"2 tiles 16 ranges", {.candidate = true, .range_tiles = 2, .max_ranges = 16}},
+    {"2 tiles", {.candidate = true, .range_tiles = 2}},
 };
 
 void BenchAttention(const AttentionCase& c, int batch, bool trials = false) {
@@ -228,12 +230,16 @@ void BenchAttention(const AttentionCase& c, int batch, bool trials = false) {
   };
   if (!trials) return bench(c.name, {});
   for (const NamedTrial& named : kTrials) {
+    const bool usual = named.trial.range_tiles == 5 && named.trial.max_ranges == 0;
     // A window is one range in any case.
-    if (c.ratio == 0 && named.trial.candidate && named.trial.range_tiles != 5) continue;
+    if (c.ratio == 0 && !usual) continue;
+    if (named.trial.max_ranges > 8 && SparseAttentionCudaClusters(named.trial.max_ranges) == 0) {
+      continue;
+    }
     const std::string name = std::string(c.name) + ": " + named.name;
     args.rope = nullptr;
     bench(name, named.trial);
-    if (named.trial.range_tiles != 5 || batch > 8) continue;
+    if (!usual || batch > 8) continue;
     args.rope = rope.as<float>();
     bench(name + " with rotations", named.trial);
   }
@@ -282,7 +288,7 @@ int main(int argc, char** argv) {
       {"pro c128 128K", 128, 128, 0, 131'072},
   };
   if (only == "trials") {
-    for (const int ranges : {8, 16}) {
+    for (int ranges = 2; ranges <= 16; ++ranges) {
       std::printf("clusters of %d at once,,%d\n", ranges, SparseAttentionCudaClusters(ranges));
     }
     for (const AttentionCase& c : attention) {

@@ -202,12 +202,19 @@ int Clusters(int blocks) {
   return 0;
 }
 
-// What the candidate takes where it is not told. Found once for the process: a token's bits depend
-// on it.
+// How many ranges a token may have where nobody says it: as many as let eight tokens run at once.
+// The parts of an H200 that clusters live in differ in their multiprocessors, so that clusters of
+// 16 may be fewer than eight, and a batch of eight would take twice the time. Found once for the
+// process: a token's bits depend on it.
 int MostRanges() {
+  constexpr int kTokens = 8;
   static const int most = [] {
-    const int wanted = MaxRanges(true);
-    return Clusters<true>(wanted) > 0 && Clusters<false>(wanted) > 0 ? wanted : MaxRanges(false);
+    int ranges = MaxRanges(true);
+    while (ranges > MaxRanges(false) &&
+           (Clusters<true>(ranges) < kTokens || Clusters<false>(ranges) < kTokens)) {
+      --ranges;
+    }
+    return ranges;
   }();
   return most;
 }
@@ -218,7 +225,7 @@ void LaunchCandidate(const SparseAttentionArgs& args, AttentionParams p,
   constexpr int kMostTokens = 65'535;  // of a grid
   p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
   p.range_tiles = trial.range_tiles;
-  p.max_ranges = std::min(trial.max_ranges, MostRanges());
+  p.max_ranges = trial.max_ranges > 0 ? trial.max_ranges : MostRanges();
   const auto entries = static_cast<int>(kWindow + CompressedEntries(args));
   const auto cluster =
       static_cast<unsigned>(AttentionRanges(TilesOf(entries), p.range_tiles, p.max_ranges));
@@ -257,6 +264,8 @@ bool SparseAttentionCudaFuses(const SparseAttentionArgs& args) {
          args.out.dtype == DType::kBF16 &&
          (all_rows_are(RowFormat::kFp8Main) || all_rows_are(RowFormat::kBf16));
 }
+
+static_assert(AttentionTrial().range_tiles == cuda::kRangeTiles);
 
 int SparseAttentionCudaClusters(int ranges) {
   return cuda::Clusters<true>(ranges);

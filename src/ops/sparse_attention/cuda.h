@@ -25,7 +25,7 @@ bool SparseAttentionCudaFuses(const SparseAttentionArgs& args);
 struct AttentionTrial {
   bool candidate = kCudaCandidates;  // the candidate of the kernel on tensor cores
   int range_tiles = 5;               // of 64 entries, of a range while there are few ranges
-  int max_ranges = 16;               // 8 where the device has no room for clusters of 16 blocks
+  int max_ranges = 0;                // up to 16; 0: as many as let eight tokens run at once
 };
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
                          const AttentionTrial& trial = {});

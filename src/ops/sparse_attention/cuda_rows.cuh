@@ -44,8 +44,8 @@ template <bool kCandidate>
 struct AttendRowsShared {
   union {
     TileRing ring;
-    HeadSums received[kBlockHeads +
-                      MaxRanges(kCandidate)];  // from the other ranges, once all tiles are read
+    // From the other ranges, once all tiles are read.
+    HeadSums received[kBlockHeads + MaxRanges(kCandidate)];
   };
   union {
     char q[kTileBytes];

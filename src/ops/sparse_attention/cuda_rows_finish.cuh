@@ -10,8 +10,8 @@
 namespace fathom::ops::cuda {
 
 constexpr int kBlockHeads = 64;
-// Ranges of a token: as many as a portable cluster has blocks. Of the candidate kernel twice as
-// many, where the device has room for such clusters.
+// Ranges of a token: as many as a portable cluster has blocks. Of the candidate up to twice as
+// many, as far as the device has room for such clusters.
 __host__ __device__ constexpr int MaxRanges(bool candidate) {
   return candidate ? 16 : 8;
 }
