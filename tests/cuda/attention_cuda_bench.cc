@@ -171,6 +171,7 @@ constexpr NamedTrial kTrials[] = {
     {"measured", {.candidate = false}},
     {"5 tiles 8 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 8}},
     {"5 tiles", {.candidate = true, .range_tiles = 5}},
+    {"5 tiles without prefetch", {.candidate = true, .range_tiles = 5, .prefetch = false}},
     {"5 tiles 12 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 12}},
     {"5 tiles 16 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 16}},
     {"4 tiles", {.candidate = true, .range_tiles = 4}},

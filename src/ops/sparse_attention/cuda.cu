@@ -226,6 +226,7 @@ void LaunchCandidate(const SparseAttentionArgs& args, AttentionParams p,
   p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
   p.range_tiles = trial.range_tiles;
   p.max_ranges = trial.max_ranges > 0 ? trial.max_ranges : MostRanges();
+  p.prefetch = trial.prefetch;
   const auto entries = static_cast<int>(kWindow + CompressedEntries(args));
   const auto cluster =
       static_cast<unsigned>(AttentionRanges(TilesOf(entries), p.range_tiles, p.max_ranges));

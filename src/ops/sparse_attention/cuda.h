@@ -26,6 +26,7 @@ struct AttentionTrial {
   bool candidate = kCudaCandidates;  // the candidate of the kernel on tensor cores
   int range_tiles = 5;               // of 64 entries, of a range while there are few ranges
   int max_ranges = 0;                // up to 16; 0: as many as let eight tokens run at once
+  bool prefetch = true;              // of rows to L2, more than a tile before they are fetched
 };
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
                          const AttentionTrial& trial = {});

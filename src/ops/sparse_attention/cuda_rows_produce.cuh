@@ -312,7 +312,7 @@ __device__ inline void ProduceFp8Ahead(const AttentionParams& p, const Entries& 
   const std::byte* next = nullptr;
   const int32_t second_block = BlockOf(p, entries, producer.row_after);  // beside the first
   RowAddress ahead = producer.Address();
-  producer.Prefetch(ahead);
+  if (p.prefetch) producer.Prefetch(ahead);
   producer.Advance(second_block);
   // The round before the first tile only asks.
 #pragma unroll 1
@@ -326,7 +326,7 @@ __device__ inline void ProduceFp8Ahead(const AttentionParams& p, const Entries& 
     next_scales =
         next == nullptr ? uint2{0, 0} : __ldg(reinterpret_cast<const uint2*>(ahead.scales));
     ahead = producer.Next();
-    if (tile + 2 < last_tile) producer.Prefetch(ahead);
+    if (p.prefetch && tile + 2 < last_tile) producer.Prefetch(ahead);
     if (count >= kStages) BarrierWait(&barriers.empty[stage], (count / kStages - 1) & 1);
     uint32_t most = 0;
     const auto expand = [&](const uint4& codes, int i) {

@@ -41,6 +41,7 @@ struct AttentionParams {
   // Of the candidate kernel alone.
   int32_t first_token;  // of the launch
   int range_tiles, max_ranges;
+  bool prefetch;
 };
 
 // A segment's result: acc [16, 512], then max [16], then sum [16].
