@@ -1,7 +1,7 @@
 // indexer on CUDA, in three launches: queries are prepared and packed, blocks score ranges of rows
 // into a tile of bounded size, and a cluster of blocks per token selects. A step with more tokens
 // than the tile holds takes several passes. Neither passes nor ranges change a score or a
-// selection.
+// selection. Few tokens of short contexts can do all of it in one launch (cuda_short.cuh).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "ops/indexer/cuda.h"
 #include "ops/indexer/cuda_scan.cuh"
 #include "ops/indexer/cuda_select.cuh"
+#include "ops/indexer/cuda_short.cuh"
 
 namespace fathom::ops {
 namespace cuda {
@@ -65,6 +66,32 @@ void LaunchScan(const IndexerParams& p, int64_t rows, CudaStream stream) {
     case 64: return LaunchScanHeads<Keys, 64>(p, rows, stream);
     default: return LaunchScanHeads<Keys, 128>(p, rows, stream);
   }
+}
+
+template <class Keys, int kHeads>
+void LaunchShortHeads(const IndexerParams& p, CudaStream stream) {
+  constexpr int64_t kBytes = ShortLayout<Keys, kHeads>::kBytes;
+  AllowShared(IndexShort<Keys, kHeads>, kBytes);
+  LaunchOverlapped(IndexShort<Keys, kHeads>,
+                   dim3(static_cast<unsigned>(kShortCluster * p.num_tokens)), kShortThreads, kBytes,
+                   stream, kShortCluster, p);
+}
+
+template <class Keys>
+void LaunchShort(const IndexerParams& p, CudaStream stream) {
+  switch (p.padded_heads) {
+    case 8: return LaunchShortHeads<Keys, 8>(p, stream);
+    case 16: return LaunchShortHeads<Keys, 16>(p, stream);
+    case 32: return LaunchShortHeads<Keys, 32>(p, stream);
+    case 64: return LaunchShortHeads<Keys, 64>(p, stream);
+    default: return LaunchShortHeads<Keys, 128>(p, stream);
+  }
+}
+
+// Whether tiles of 64 rows lie each in one page, where bulk copies can fetch them.
+bool HasPagesOfTiles(const IndexerParams& p) {
+  return p.page_shift >= 6 && p.keys.block_stride % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(p.keys.base) % 16 == 0;
 }
 
 void LaunchSelect(const IndexerParams& p, int64_t rows, CudaStream stream) {
@@ -129,6 +156,19 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
                 std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride}));
   auto* const packed = static_cast<char*>(scratch) + kIndexerScoreBytes;
 
+  if (one_launch && product && packs && p.q_bf16 && p.w_bf16 && !p.wants_scores && p.top_k > 0 &&
+      tokens <= cuda::kShortTokens && rows <= cuda::kShortRows && cuda::HasPagesOfTiles(p)) {
+    p.first_token = 0;
+    p.num_tokens = static_cast<int>(tokens);
+    p.packed = nullptr;
+    p.scores = nullptr;
+    p.scores_stride = 0;
+    switch (args.keys.format) {
+      case RowFormat::kFp4Index: return cuda::LaunchShort<cuda::Fp4Keys>(p, stream);
+      case RowFormat::kFp8Index: return cuda::LaunchShort<cuda::Fp8Keys>(p, stream);
+      default: return cuda::LaunchShort<cuda::Bf16Keys>(p, stream);
+    }
+  }
   for (int64_t first = 0; first < tokens; first += pass) {
     p.first_token = static_cast<int>(first);
     p.num_tokens = static_cast<int>(std::min(pass, tokens - first));
