@@ -38,30 +38,33 @@ __device__ inline int32_t PageOfTile(const IndexerParams& p, int32_t tile) {
 template <class Keys>
 struct PageTile {
   uint32_t a[Keys::kSteps][4];
-  float scale;  // of OwnRow
+  float scale;  // of LanePart::row
   bool exact;   // no row of the warp needs Slow
 };
 
-// The row of its tile whose score the lane ends with: g in even lanes, g + 8 in odd ones.
-__device__ inline int32_t OwnRow() {
-  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  return static_cast<int32_t>(threadIdx.x / 32 % 4) * 16 + lane / 4 + lane % 2 * 8;
-}
-
-// The lane's first byte of row g's codes.
+// What a lane reads of a tile, in bytes from its beginning, and which row's score it ends with.
 template <class Keys>
-__device__ inline const char* OwnCodes(const char* tile) {
-  const int lane = threadIdx.x % 32;
-  return tile + (threadIdx.x / 32 % 4 * 16 + lane / 4) * Keys::kDataBytes +
-         lane % 4 * (Keys::kDataBytes / 4);
+struct LanePart {
+  int32_t codes;   // of row g; row g + 8 follows at kNext
+  int32_t scales;  // FP4: the lane's block's of row g; else of `row`
+  int32_t row;     // g in even lanes, g + 8 in odd ones
+  static constexpr int kNext = 8 * Keys::kDataBytes;
+};
+
+template <class Keys>
+__device__ inline LanePart<Keys> PartOfLane() {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int32_t g = static_cast<int32_t>(threadIdx.x / 32 % 4) * 16 + lane / 4;
+  const int32_t row = g + lane % 2 * 8;
+  return {g * Keys::kDataBytes + lane % 4 * (Keys::kDataBytes / 4),
+          kScanRows * Keys::kDataBytes + (Keys::kFp4 ? g * 4 + lane % 4 : row * 4), row};
 }
 
-__device__ inline void DecodePage(const char* tile, PageTile<Fp4Keys>* out) {
+// codes, scales: the lane's of the tile. odd: whether the lane is.
+__device__ inline void DecodePage(const char* codes, const char* at_scales, bool odd,
+                                  PageTile<Fp4Keys>* out) {
   using Keys = Fp4Keys;
-  const int lane = threadIdx.x % 32;
-  const char* const codes = OwnCodes<Keys>(tile);
-  const auto* const scales = reinterpret_cast<const uint8_t*>(tile) + kScanRows * Keys::kDataBytes +
-                             threadIdx.x / 32 % 4 * 64 + lane;
+  const auto* const scales = reinterpret_cast<const uint8_t*>(at_scales);
   // Row g in the lower half of a word, row g + 8 in the upper one.
   const uint32_t mine = scales[0] | static_cast<uint32_t>(scales[32]) << 16;
   uint32_t least = __vminu2(mine, __shfl_xor_sync(0xffffffffu, mine, 1));
@@ -71,7 +74,7 @@ __device__ inline void DecodePage(const char* tile, PageTile<Fp4Keys>* out) {
   for (int i = 0; i < 2; ++i) {
     const uint32_t shift = shifts >> (16 * i) & 3u;
     const uint32_t low = kTwiceLow << shift, high = kTwiceHigh << shift;
-    const uint4 all = *reinterpret_cast<const uint4*>(codes + i * 8 * Keys::kDataBytes);
+    const uint4 all = *reinterpret_cast<const uint4*>(codes + i * LanePart<Keys>::kNext);
     const uint32_t words[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
     for (int s = 0; s < Keys::kSteps; ++s) {
@@ -83,19 +86,19 @@ __device__ inline void DecodePage(const char* tile, PageTile<Fp4Keys>* out) {
       }
     }
   }
-  out->scale = FromE8m0(static_cast<uint8_t>(least >> (lane % 2 * 16))) * 0.5f;
+  out->scale = FromE8m0(static_cast<uint8_t>(odd ? least >> 16 : least)) * 0.5f;
   out->exact = __all_sync(0xffffffffu, (shifts & 0xfffcfffcu) == 0);
 }
 
-__device__ inline void DecodePage(const char* tile, PageTile<Fp8Keys>* out) {
+__device__ inline void DecodePage(const char* codes, const char* scales, bool,
+                                  PageTile<Fp8Keys>* out) {
   using Keys = Fp8Keys;
-  const char* const codes = OwnCodes<Keys>(tile);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int piece = 0; piece < 2; ++piece) {
       const uint4 all =
-          *reinterpret_cast<const uint4*>(codes + i * 8 * Keys::kDataBytes + piece * 16);
+          *reinterpret_cast<const uint4*>(codes + i * LanePart<Keys>::kNext + piece * 16);
       const uint32_t words[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
@@ -108,18 +111,18 @@ __device__ inline void DecodePage(const char* tile, PageTile<Fp8Keys>* out) {
       }
     }
   }
-  out->scale = reinterpret_cast<const float*>(tile + kScanRows * Keys::kDataBytes)[OwnRow()];
+  out->scale = *reinterpret_cast<const float*>(scales);
   out->exact = true;
 }
 
-__device__ inline void DecodePage(const char* tile, PageTile<Bf16Keys>* out) {
+__device__ inline void DecodePage(const char* codes, const char* scales, bool,
+                                  PageTile<Bf16Keys>* out) {
   using Keys = Bf16Keys;
-  const char* const codes = OwnCodes<Keys>(tile);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int s = 0; s < Keys::kSteps; ++s) {
-      const uint2 two = *reinterpret_cast<const uint2*>(codes + i * 8 * Keys::kDataBytes + s * 8);
+      const uint2 two = *reinterpret_cast<const uint2*>(codes + i * LanePart<Keys>::kNext + s * 8);
       out->a[s][i] = two.x;
       out->a[s][2 + i] = two.y;
     }
@@ -128,12 +131,19 @@ __device__ inline void DecodePage(const char* tile, PageTile<Bf16Keys>* out) {
   out->exact = true;
 }
 
-// The score of OwnRow. Warpgroup.
+// SumQuad of `a` in even lanes, of `b` in odd ones: neighbours exchange the row that the other
+// keeps.
+__device__ inline float SumPair(float a, float b, bool odd) {
+  const float sum = __fadd_rn(odd ? b : a, __shfl_xor_sync(0xffffffffu, odd ? a : b, 1));
+  return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+}
+
+// The score of LanePart::row. pairs: those of the query from the lane's first one on, that of its
+// place in the quad. Warpgroup.
 template <class Keys, int kHeads>
-__device__ inline float ScoreOwnRow(const PageTile<Keys>& tile, const ScanQuery& query) {
+__device__ inline float ScoreOwnRow(const PageTile<Keys>& tile, uint64_t image, const float4* pairs,
+                                    bool odd) {
   constexpr int kN = kHeads >= 64 ? 64 : 8;
-  const int quad = threadIdx.x % 4;
-  const uint64_t image = PanelDescriptor(SharedAddress(query.image));
   float a = 0, b = 0;
 #pragma unroll
   for (int first = 0; first < kHeads; first += kN) {
@@ -141,18 +151,14 @@ __device__ inline float ScoreOwnRow(const PageTile<Keys>& tile, const ScanQuery&
     Keys::template Multiply<kN>(sum, tile.a, image, kHeads, first);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      const float4 pair = query.pairs[first / 2 + 4 * j + quad];
+      const float4 pair = pairs[first / 2 + 4 * j];
       a = __fmaf_rn(pair.x, Keys::ReluDot(sum[4 * j], pair.z), a);
       a = __fmaf_rn(pair.y, Keys::ReluDot(sum[4 * j + 1], pair.w), a);
       b = __fmaf_rn(pair.x, Keys::ReluDot(sum[4 * j + 2], pair.z), b);
       b = __fmaf_rn(pair.y, Keys::ReluDot(sum[4 * j + 3], pair.w), b);
     }
   }
-  // SumQuad of both rows: neighbours exchange the row that the other keeps.
-  const bool odd = quad % 2 != 0;
-  float score = __fadd_rn(odd ? b : a, __shfl_xor_sync(0xffffffffu, odd ? a : b, 1));
-  score = __fadd_rn(score, __shfl_xor_sync(0xffffffffu, score, 2));
-  return __fmul_rn(score, tile.scale);
+  return __fmul_rn(SumPair(a, b, odd), tile.scale);
 }
 
 template <class Keys, int kHeads>
@@ -175,24 +181,15 @@ __device__ inline bool Unaligned(const char* packed) {
   return false;
 }
 
-// ScoreOwnRow of tile `index` of `rows` rows, whichever way it takes.
-template <class Keys, int kHeads>
-__device__ inline float ScoreOwnRowOf(const KeyRows& keys, int32_t index, int32_t rows,
-                                      const PageTile<Keys>& tile, const ScanQuery& query,
-                                      bool unaligned) {
-  float score = ScoreOwnRow<Keys, kHeads>(tile, query);
-  if constexpr (Keys::kFp4) {
-    if (!tile.exact || unaligned) {
-      const auto warp = static_cast<int32_t>(threadIdx.x / 32 % 4);
-      const int32_t row =
-          index * kScanRows + warp * 16 + static_cast<int32_t>(threadIdx.x % 32 / 4);
-      const int32_t both[2] = {min(row, rows - 1), min(row + 8, rows - 1)};
-      float scores[2];
-      Keys::template Slow<kHeads>(keys, both, query, scores);
-      score = threadIdx.x % 2 == 0 ? scores[0] : scores[1];
-    }
-  }
-  return score;
+// The same as the slow way gives it, which serves any row: the row's score of a lane whose two rows
+// begin with `row` among `rows`. Warp.
+template <int kHeads>
+__device__ inline float SlowOwnRow(const KeyRows& keys, int32_t row, int32_t rows,
+                                   const ScanQuery& query) {
+  const int32_t both[2] = {min(row, rows - 1), min(row + 8, rows - 1)};
+  float scores[2];
+  Fp4Keys::Slow<kHeads>(keys, both, query, scores);
+  return threadIdx.x % 2 == 0 ? scores[0] : scores[1];
 }
 
 }  // namespace fathom::ops::cuda

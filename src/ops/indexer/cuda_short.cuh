@@ -308,17 +308,28 @@ __global__ void __launch_bounds__(kShortThreads)
 
   const uint32_t scores_to = RemoteAddress(SharedAddress(s.scores), 0);
   const uint32_t scores_here = RemoteAddress(SharedAddress(&s.scores_here), 0);
+  const LanePart<Keys> part = PartOfLane<Keys>();
+  const ScanQuery packed_query = QueryAt<Keys, kHeads>(query);
+  const bool odd = lane % 2 != 0;
 #pragma unroll 1
   for (int slot = group; tile_of(slot) < tile_count; slot += kShortGroups) {
     PageTile<Keys> tile;
     BarrierWait(&s.tile[slot], 0);
-    DecodePage(tiles + slot * kTileBytes<Keys>, &tile);
+    const char* const from = tiles + slot * kTileBytes<Keys>;
+    DecodePage(from + part.codes, from + part.scales, odd, &tile);
     BarrierWaitCluster(&s.query, 0);
     FenceForWgmma();
-    const float score =
-        ScoreOwnRowOf<Keys, kHeads>(keys, tile_of(slot), visible, tile,
-                                    QueryAt<Keys, kHeads>(query), Unaligned<Keys, kHeads>(query));
-    const int32_t row = tile_of(slot) * kScanRows + OwnRow();
+    float score =
+        ScoreOwnRow<Keys, kHeads>(tile, PanelDescriptor(SharedAddress(packed_query.image)),
+                                  packed_query.pairs + lane % 4, odd);
+    const int32_t first_row = tile_of(slot) * kScanRows;
+    if constexpr (Keys::kFp4) {
+      if (!tile.exact || Unaligned<Keys, kHeads>(query)) {
+        score =
+            SlowOwnRow<kHeads>(keys, first_row + warp % 4 * 16 + lane / 4, visible, packed_query);
+      }
+    }
+    const int32_t row = first_row + part.row;
     if (lane % 4 < 2 && row < visible) {
       StoreAt(scores_to + 4 * static_cast<uint32_t>(row), __float_as_uint(score), scores_here);
     }
