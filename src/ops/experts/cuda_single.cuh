@@ -153,8 +153,11 @@ struct PartRuns {
   }
 };
 
+// Of a third block on a multiprocessor.
+using SingleRing = SkinnyRing<Format::kFp4Block32, kSkinnyResident == 3>;
+
 struct SingleUpShared {
-  SkinnyRing ring[kSegments];
+  SingleRing ring[kSegments];
   PartSums part[kSegments];
 };
 
@@ -163,7 +166,7 @@ struct SingleUpShared {
 // whose inputs they halve: every warp reads about as many bytes. The first blocks are the routed
 // slots'. Dynamic shared memory: SingleUpShared, then z.
 template <Format kRouted, Format kShared, class Z, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
+__global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
     SingleUp(const __grid_constant__ SingleToken p, Preparation<Z> z, T* a) {
   auto& s = SharedOf<SingleUpShared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -243,7 +246,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
 }
 
 struct SingleDownShared {
-  SkinnyRing ring[kSegments];
+  SingleRing ring[kSegments];
   PartSums part[2][kSegments];  // two tiles in turn: one barrier a tile
 };
 
@@ -251,7 +254,7 @@ struct SingleDownShared {
 // one's halves; a block works on one tile of 16 outputs after the other. Dynamic shared memory:
 // SingleDownShared, then a [kSegments - 1][units * 128].
 template <Format kRouted, Format kShared, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
+__global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
     SingleDown(const __grid_constant__ SingleToken p, const T* a, T* y) {
   auto& s = SharedOf<SingleDownShared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -346,12 +349,14 @@ void LaunchSingle(const SingleToken& p, const MatrixView& z, T* a, T* y, cudaStr
   const auto up = SingleUp<kRouted, kShared, Z, T>;
   const int64_t up_bytes = SingleUpBytes(p.hidden);
   AllowShared(up, up_bytes);
+  PreferShared(up);
   LaunchOverlapped(up, SingleUpBlocks(p.inner, p.top_k, 2) + SingleUpBlocks(p.inner, 1, 4),
                    kSkinnyThreads, up_bytes, stream, 1, p,
                    MakePreparation<Z>(z, Form::kQuantised, nullptr), a);
   const auto down = SingleDown<kRouted, kShared, T>;
   const int64_t down_bytes = SingleDownBytes(p.inner);
   AllowShared(down, down_bytes);
+  PreferShared(down);
   const auto tiles = static_cast<int>(Blocks(p.hidden, kTile));
   LaunchOverlapped(down, Blocks(tiles, Blocks(tiles, kSkinnyBlocks)), kSkinnyThreads, down_bytes,
                    stream, 1, p, static_cast<const T*>(a), y);

@@ -106,11 +106,23 @@ struct SkinnyShare {
   }
 };
 
+// Blocks on a multiprocessor and shared memory of the two kernels below. BF16 weights and more rows
+// need too many registers for a third block. Where it is to fit, the stages of the ring are small,
+// but those of FP8 weights by warp, whose segments are short: theirs fit without parts.
+template <Format F, int kRowTiles, bool kByWarp>
+struct LinearShared {
+  static constexpr bool kThird = kSkinnyResident == 3 && kRowTiles == 1 && F != Format::kBF16;
+  static constexpr int kResident = kThird ? 3 : kRowTiles <= 2 ? 2 : 1;
+  static constexpr bool kSmall = !(kByWarp && F == Format::kFp8Block128);
+  using Ring = std::conditional_t<kThird, SkinnyRing<F, kSmall>, AnyRing>;
+  using Type = SkinnyShared<kRowTiles, Ring, !(kThird && kByWarp)>;
+};
+
 // The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
 // first members are copies of the parameter's, for the parameter itself, and reads others past it.
 // Groups of 8 * kRowTiles rows along y.
 template <Format F, int kRowTiles, bool kByWarp, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
+__global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, kRowTiles, kByWarp>::kResident)
     SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
                  int jobs, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;
@@ -124,7 +136,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
-  auto& shared = SharedOf<SkinnyShared<kRowTiles>>();
+  auto& shared = SharedOf<typename LinearShared<F, kRowTiles, kByWarp>::Type>();
   if constexpr (kByWarp) {
     SkinnyByWarp<F, kRowTiles>(
         share.count, w.depth, shared, cursor, [] { WaitForPrevious(); }, store);
@@ -141,12 +153,12 @@ __host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
 }
 
 // The same of up to 8 rows that each block quantises for itself while its first weights come.
-// Dynamic shared memory: SkinnyShared<1>, then [rows][FreshStride(depth)] bf16.
+// Dynamic shared memory: LinearShared, then [rows][FreshStride(depth)] bf16.
 template <Format F, bool kByWarp, class X, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
+__global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, 1, kByWarp>::kResident)
     SkinnyFreshKernel(CudaWeightView w, Preparation<X> x, int jobs, Output<T> out) {
   using Cursor = LinearCursor<1, FreshRow<F>>;
-  auto& shared = SharedOf<SkinnyShared<1>>();
+  auto& shared = SharedOf<typename LinearShared<F, 1, kByWarp>::Type>();
   const FreshRow<F> fresh{SharedAddress(&shared + 1)};
   const int64_t stride = FreshStride(w.depth);
   LetNextStart();
@@ -316,10 +328,12 @@ void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& 
   WithActivationType(x.dtype, [&]<class X>(X) {
     const auto p = MakePreparation<X>(x, Form::kQuantised, nullptr);
     LaunchSkinny(jobs, 1, [&](auto by_warp, unsigned blocks) {
-      const auto kernel = SkinnyFreshKernel<F, decltype(by_warp)::value, X, T>;
-      const auto shared =
-          static_cast<int64_t>(sizeof(SkinnyShared<1>)) + x.rows * FreshStride(w.depth) * 2;
+      constexpr bool kByWarp = decltype(by_warp)::value;
+      const auto kernel = SkinnyFreshKernel<F, kByWarp, X, T>;
+      const auto shared = static_cast<int64_t>(sizeof(typename LinearShared<F, 1, kByWarp>::Type)) +
+                          x.rows * FreshStride(w.depth) * 2;
       AllowShared(kernel, shared);
+      PreferShared(kernel);
       LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, jobs, out);
     });
   });
@@ -334,9 +348,12 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
     const int jobs = GroupTiles(rank) * groups;
     const unsigned row_groups = Blocks(rows, kSkinnyRows * kRowTiles);
     LaunchSkinny(jobs, static_cast<int>(row_groups), [&](auto by_warp, unsigned blocks) {
-      const auto kernel = SkinnyKernel<F, kRowTiles, decltype(by_warp)::value, T>;
-      constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<kRowTiles>));
+      constexpr bool kByWarp = decltype(by_warp)::value;
+      const auto kernel = SkinnyKernel<F, kRowTiles, kByWarp, T>;
+      constexpr auto kShared =
+          static_cast<int64_t>(sizeof(typename LinearShared<F, kRowTiles, kByWarp>::Type));
       AllowShared(kernel, kShared);
+      if (LinearShared<F, kRowTiles, kByWarp>::kThird) PreferShared(kernel);
       LaunchOverlapped(kernel, dim3(blocks, row_groups), kSkinnyThreads, kShared, stream, 1, w, x,
                        x_stride, rows, rank, jobs, out);
     });

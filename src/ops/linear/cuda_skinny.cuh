@@ -25,21 +25,40 @@ inline constexpr int kSkinnyRows = 8;                  // of one tensor core til
 inline constexpr int kSkinnyThreads = 32 * kSegments;  // a warp per segment
 inline constexpr int kSkinnyBlocks = 264;              // two on every multiprocessor of an H200
 
-template <int kRowTiles>
+// Blocks that a multiprocessor has room for, where shared memory permits. The grids are made for
+// two; the third place is for the first blocks of the next kernel, which ask for their first
+// weights while the last ones of this kernel end.
+inline constexpr int kSkinnyResident = kCudaCandidates ? 3 : 2;
+
+// The whole of a multiprocessor's memory as shared memory, in each of the kernels that are to run
+// side by side: it changes its split only when it is empty.
+template <class Kernel>
+void PreferShared(Kernel kernel) {
+  if (kSkinnyResident < 3) return;
+  FATHOM_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                         cudaSharedmemCarveoutMaxShared));
+}
+
+// kParts: for SkinnyByBlock too.
+template <int kRowTiles, class Ring = AnyRing, bool kParts = true>
 struct SkinnyShared {
-  SkinnyRing ring[kSegments];
+  Ring ring[kSegments];
   // Of jobs by block. Two jobs in turn: one barrier a job.
   float part[2][kSegments][kSkinnyRows * kRowTiles][kTile];
+};
+template <int kRowTiles, class Ring>
+struct SkinnyShared<kRowTiles, Ring, false> {
+  Ring ring[kSegments];
 };
 
 // Units [begin, begin + count) of `jobs` jobs, of rows of `units`. after(cursor, unit, sum) is
 // called after each unit, counted within the job; it zeroes `sum` when it has taken it. ready(), in
 // which the warp waits for its activations, is called once, when the first weights have been asked
 // for. ring: the warp's, used by no earlier call.
-template <Format F, int kRowTiles, class Cursor, class Ready, class After>
-__device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, int count,
-                            Cursor cursor, Ready&& ready, After&& after) {
-  using Stage = SkinnyStage<F>;
+template <Format F, int kRowTiles, class Ring, class Cursor, class Ready, class After>
+__device__ void StreamUnits(Ring& ring, int jobs, int units, int begin, int count, Cursor cursor,
+                            Ready&& ready, After&& after) {
+  using Stage = typename Ring::template Stage<F>;
   const int lane = threadIdx.x % 32;
   const int q = lane & 3;
   const int steps = jobs * count;
@@ -66,9 +85,9 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   };
   if (lane == 0) {
 #pragma unroll
-    for (int i = 0; i < kSkinnyStages<F>; ++i) BarrierInit(&ring.here[i], 1);
+    for (int i = 0; i < Stage::kStages; ++i) BarrierInit(&ring.here[i], 1);
     FenceBarrierInit();
-    for (slot = 0; slot < kSkinnyStages<F>; ++slot) ask();
+    for (slot = 0; slot < Stage::kStages; ++slot) ask();
   }
   slot = 0;
   __syncwarp();
@@ -177,7 +196,7 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
     if (last) unit = 0, cursor = following;
     __syncwarp();  // all lanes have read the stage
     if (lane == 0) ask();
-    if (++slot == kSkinnyStages<F>) slot = 0, phase ^= 1;
+    if (++slot == Stage::kStages) slot = 0, phase ^= 1;
   }
 }
 
@@ -192,9 +211,9 @@ __device__ inline int MmaOutput(int i) {
 // `jobs` jobs from the cursor on, the same ones in every warp of the block: a warp per segment.
 // store(cursor, row, output, value) is called once for every element. depth: of every weight.
 // ready(begin, count): waits for the activations of units [begin, begin + count).
-template <Format F, int kRowTiles, class Cursor, class Ready, class Store>
-__device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
-                              const Cursor& first, Ready&& ready, Store&& store) {
+template <Format F, int kRowTiles, class Shared, class Cursor, class Ready, class Store>
+__device__ void SkinnyByBlock(int jobs, int depth, Shared& shared, const Cursor& first,
+                              Ready&& ready, Store&& store) {
   const int warp = threadIdx.x / 32;
   const int units = depth / kUnit;
   const int begin = SegmentBegin(warp, units);
@@ -246,9 +265,9 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
 }
 
 // The same with jobs of the warp's own. ready(): waits for all activations.
-template <Format F, int kRowTiles, class Cursor, class Ready, class Store>
-__device__ void SkinnyByWarp(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
-                             const Cursor& first, Ready&& ready, Store&& store) {
+template <Format F, int kRowTiles, class Shared, class Cursor, class Ready, class Store>
+__device__ void SkinnyByWarp(int jobs, int depth, Shared& shared, const Cursor& first,
+                             Ready&& ready, Store&& store) {
   const int units = depth / kUnit;
   float total[kRowTiles][4] = {};
   // Takes a segment's sum.

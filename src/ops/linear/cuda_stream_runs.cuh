@@ -20,7 +20,8 @@ namespace fathom::ops::cuda {
 template <Format F, int kRowTiles, int kCount, class Ring, class Cursor, class Ready, class After>
 __device__ void StreamRuns(Ring& ring, int jobs, int units, int first, Cursor cursor, Ready&& ready,
                            After&& after) {
-  using Stage = SkinnyStage<F>;
+  using Stage = typename Ring::template Stage<F>;
+  static_assert(Stage::kStages * Stage::kBytes <= sizeof(Ring::bytes));
   using X = std::remove_cvref_t<decltype(cursor.x[0])>;
   constexpr int kRowBytes = kTile * kUnitBytes<F>;  // of a unit's codes
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -56,10 +57,10 @@ __device__ void StreamRuns(Ring& ring, int jobs, int units, int first, Cursor cu
   };
   if (lane == 0) {
 #pragma unroll
-    for (int i = 0; i < kSkinnyStages<F>; ++i) BarrierInit(&ring.here[i], 1);
+    for (int i = 0; i < Stage::kStages; ++i) BarrierInit(&ring.here[i], 1);
     FenceBarrierInit();
     if (jobs_left > 0) enter();
-    for (int i = 0; i < kSkinnyStages<F>; ++i) ask(i);
+    for (int i = 0; i < Stage::kStages; ++i) ask(i);
   }
   __syncwarp();
   // Of FP8: the next unit's scale, on its way too, and where that of the one after it lies.
@@ -179,7 +180,7 @@ __device__ void StreamRuns(Ring& ring, int jobs, int units, int first, Cursor cu
     if (filled == 0) {
       __syncwarp();  // all lanes have read the stage
       if (lane == 0) ask(slot);
-      if (++slot == kSkinnyStages<F>) slot = 0, phase ^= 1;
+      if (++slot == Stage::kStages) slot = 0, phase ^= 1;
     }
     if (unit < segment_end) continue;
     const bool last = unit == count;

@@ -155,20 +155,26 @@ struct FourUnits {
   }
 };
 
-// A warp's weights on their way: stages of whole units of one job, about 4 KiB each.
-template <Format F>
+// A warp's weights on their way: stages of whole units of one job. Two of about 4 KiB each or,
+// where a third block is to fit on a multiprocessor, three of about 2 KiB: while the warp works on
+// one of them as many bytes are on their way.
+template <Format F, bool kSmall>
 struct SkinnyStage {
-  static constexpr int kUnits = 4096 / (kTile * kUnitBytes<F>);
+  static constexpr int kFit = (kSmall ? 2048 : 4096) / (kTile * kUnitBytes<F>);
+  static constexpr int kUnits = kFit > 0 ? kFit : 1;
+  static constexpr int kStages = kSmall && kFit > 0 ? 3 : 2;
   static constexpr int kCodes = kUnits * kTile * kUnitBytes<F>;
   static constexpr int kScales = F == Format::kFp4Block32 ? kUnits * kTile * 4 : 0;
   static constexpr int kBytes = kCodes + kScales;
 };
-template <Format F>
-inline constexpr int kSkinnyStages = 2;
+// kLargest: of the formats that pass, the one with the largest stages.
+template <Format kLargest, bool kSmall>
 struct SkinnyRing {
-  static constexpr Format kLargest = Format::kFp4Block32;
-  alignas(128) uint8_t bytes[kSkinnyStages<kLargest> * SkinnyStage<kLargest>::kBytes];
-  uint64_t here[kSkinnyStages<kLargest>];  // barriers of the stages
+  template <Format F>
+  using Stage = SkinnyStage<F, kSmall>;
+  alignas(128) uint8_t bytes[Stage<kLargest>::kStages * Stage<kLargest>::kBytes];
+  uint64_t here[Stage<kLargest>::kStages];  // barriers of the stages
 };
+using AnyRing = SkinnyRing<Format::kFp4Block32, false>;
 
 }  // namespace fathom::ops::cuda
