@@ -331,6 +331,12 @@ __global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
   }
 }
 
+// Of Flash: three blocks of SingleUp, or two of it and one of SingleDown.
+static_assert(kSkinnyResident == 2 ||
+              (sizeof(SingleUpShared) + 2 * 4096 <= kThirdBytes &&
+               2 * (sizeof(SingleUpShared) + 2 * 4096) + sizeof(SingleDownShared) + 2 * 7 * 2048 <=
+                   3 * kThirdBytes));
+
 // Bytes of shared memory of the two kernels.
 inline int64_t SingleUpBytes(int hidden) {
   return static_cast<int64_t>(sizeof(SingleUpShared)) + CudaDepth(hidden) * 2;

@@ -29,6 +29,8 @@ inline constexpr int kSkinnyBlocks = 264;              // two on every multiproc
 // two; the third place is for the first blocks of the next kernel, which ask for their first
 // weights while the last ones of this kernel end.
 inline constexpr int kSkinnyResident = kCudaCandidates ? 3 : 2;
+// Shared memory of a third of a multiprocessor, less what a block takes for itself.
+inline constexpr size_t kThirdBytes = (228 << 10) / 3 - (1 << 10);
 
 // The whole of a multiprocessor's memory as shared memory, in each of the kernels that are to run
 // side by side: it changes its split only when it is empty.

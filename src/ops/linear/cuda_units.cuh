@@ -82,6 +82,10 @@ __device__ inline uint4 LoadChunk(FreshRow<F> x) {
   return SharedAt<uint4>(x.at);
 }
 
+struct Unchanged {
+  __device__ float operator()(int, float v) const { return v; }
+};
+
 // Four units of a row on their way to a FreshRow, by a warp: eight lanes a unit, 16 inputs a lane.
 template <class T>
 struct FourUnits {
@@ -109,9 +113,10 @@ struct FourUnits {
     }
   }
 
-  // Quantises them (QuantiseUnit's values) and stores those that are wanted.
-  template <Format F>
-  __device__ void Store(int first, int end, FreshRow<F> row) const {
+  // Quantises them (QuantiseUnit's values) and stores those that are wanted. change(i, v): applied
+  // to the lane's i-th input first.
+  template <Format F, class Change = Unchanged>
+  __device__ void Store(int first, int end, FreshRow<F> row, const Change& change = {}) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, j = lane % 8;
     float v[kInputs], most = 0;
 #pragma unroll
@@ -120,8 +125,8 @@ struct FourUnits {
       LoadFour(reinterpret_cast<const T*>(raw) + 4 * i, four);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        v[4 * i + n] = four[n];
-        most = fmaxf(most, fabsf(four[n]));
+        v[4 * i + n] = change(4 * i + n, four[n]);
+        most = fmaxf(most, fabsf(v[4 * i + n]));
       }
     }
 #pragma unroll
