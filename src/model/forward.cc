@@ -174,6 +174,10 @@ struct Forward::Impl : Buffers {
                              .numerics = options.numerics});
   }
 
+  ops::LinearArgs OfQueryLatent(const ops::LinearWeight& weight, const MatrixView& out) const {
+    return {.x = Rows(qa), .weight = &weight, .y = out, .numerics = options.numerics};
+  }
+
   // `c` and `g` hold the projections.
   void Compress(const CompressorWeights& compressor, int ratio, int channels, const MatrixView& c,
                 const MatrixView& g, float* state, int64_t state_stride,
@@ -213,10 +217,37 @@ struct Forward::Impl : Buffers {
     const float* rope = kind == LayerKind::kSwa ? rope_plain : rope_yarn;
     const bool csa = kind == LayerKind::kCsa;
 
+    step_rows.format = cache.ring.format;
+    ops::SparseAttentionArgs attention = {.step = step,
+                                          .heads = config.num_heads,
+                                          .q = Rows(q),
+                                          .step_rows = step_rows,
+                                          .ring = cache.ring,
+                                          .compressed = cache.compressed,
+                                          .selected = csa ? selected : nullptr,
+                                          .counts = csa ? counts : nullptr,
+                                          .top_k = config.index_top_k,
+                                          .sink = w.attn_sink.data(),
+                                          .out = Rows(q),
+                                          .numerics = options.numerics};
+    // What a backend fuses leaves nothing for a tap to read.
+    const bool rotates = tap == nullptr && backend.AttentionRotates(attention);
+    if (rotates) attention.rope = rope;
+    const ops::LinearArgs query = OfQueryLatent(w.wq_b, Rows(q));
+    const ops::LinearArgs index_query = csa ? OfQueryLatent(w.index_wq_b, Rows(index_q)) : query;
+    const bool normalises =
+        tap == nullptr && backend.LinearNormalises(query) && backend.LinearNormalises(index_query);
+    const auto from_latent = [&](ops::LinearArgs args) {
+      if (normalises) args.norm = w.q_norm.data();
+      backend.Linear(args);
+    };
+
     Branch(0);
     Linear(Rows(z), w.wq_a, Rows(qa));
-    backend.RmsNorm(
-        {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
+    if (!normalises) {
+      backend.RmsNorm(
+          {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
+    }
     Show(name + ".attn.q_latent", Rows(qa));
     Branch(1);
     Linear(Rows(z), w.wkv, Rows(kv));
@@ -229,19 +260,18 @@ struct Forward::Impl : Buffers {
       Branch(2);
       Linear(Rows(z), w.index_weights_proj, Rows(index_w));
       Await(0);  // the query latent
-      Linear(Rows(qa), w.index_wq_b, Rows(index_q));
+      from_latent(index_query);
       Await(1);  // the indexer's row
       Select(name, cache);
     }
     Branch(0);
-    Linear(Rows(qa), w.wq_b, Rows(q));
-    step_rows.format = cache.ring.format;
-    backend.NormRopeInsert({.q = Rows(q),
+    from_latent(query);
+    backend.NormRopeInsert({.q = rotates ? MatrixView{} : Rows(q),
                             .kv = Rows(kv),
                             .kv_norm = w.kv_norm.data(),
                             .rope = rope,
                             .step_rows = step_rows,
-                            .heads = config.num_heads,
+                            .heads = rotates ? 0 : config.num_heads,
                             .round_kv = options.kv_rounding,
                             .numerics = options.numerics});
     Show(name + ".attn.q", Rows(q));
@@ -251,24 +281,13 @@ struct Forward::Impl : Buffers {
                cache.compressed);
     }
     if (branches) backend.Join();
-    backend.SparseAttention({.step = step,
-                             .heads = config.num_heads,
-                             .q = Rows(q),
-                             .step_rows = step_rows,
-                             .ring = cache.ring,
-                             .compressed = cache.compressed,
-                             .selected = csa ? selected : nullptr,
-                             .counts = csa ? counts : nullptr,
-                             .top_k = config.index_top_k,
-                             .sink = w.attn_sink.data(),
-                             .out = Rows(q),
-                             .numerics = options.numerics});
+    backend.SparseAttention(attention);
     Show(name + ".attn.heads", Rows(q));
     Branch(1);
     backend.WindowCommit({.step = step, .step_rows = step_rows, .ring = cache.ring});
     Branch(0);
     backend.OutputProjection({.o = Rows(q),
-                              .rope = rope,
+                              .rope = rotates ? nullptr : rope,
                               .heads = config.num_heads,
                               .groups = config.o_groups,
                               .wo_a = &w.wo_a,
@@ -310,15 +329,19 @@ struct Forward::Impl : Buffers {
   // z -> o (model.md 7).
   void MixtureOfExperts(const std::string& name, int layer) {
     const LayerWeights& w = weights.layers[layer];
-    Linear(Rows(z), w.gate, Rows(gate), false);
-    backend.Router({.logits = Rows(gate),
-                    .bias = w.gate_bias.empty() ? nullptr : w.gate_bias.data(),
-                    .tid2eid = w.tid2eid,
-                    .token = step->token,
-                    .top_k = config.experts_per_token,
-                    .scale = config.routed_scaling_factor,
-                    .experts = experts,
-                    .weights = routes});
+    backend.GateAndRoute({.x = Rows(z),
+                          .weight = &w.gate,
+                          .y = Rows(gate),
+                          .numerics = options.numerics,
+                          .round_output = false},
+                         {.logits = Rows(gate),
+                          .bias = w.gate_bias.empty() ? nullptr : w.gate_bias.data(),
+                          .tid2eid = w.tid2eid,
+                          .token = step->token,
+                          .top_k = config.experts_per_token,
+                          .scale = config.routed_scaling_factor,
+                          .experts = experts,
+                          .weights = routes});
     ShowInts(name + ".router.experts", experts, config.experts_per_token);
     Show(name + ".router.weights", F32Matrix(routes, tokens, config.experts_per_token));
     backend.Experts({.z = Rows(z),

@@ -50,6 +50,10 @@ class Backend {
   virtual void Await(int /*other*/) {}
   virtual void Join() {}
 
+  // Whether SparseAttention takes `rope` with these arguments, and Linear `norm` with those.
+  virtual bool AttentionRotates(const SparseAttentionArgs&) const { return false; }
+  virtual bool LinearNormalises(const LinearArgs&) const { return false; }
+
   // table [T, 64]: RopeTableRow at every token's position; built once per step.
   virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
   virtual void Embed(const EmbedArgs&) = 0;
@@ -63,6 +67,12 @@ class Backend {
   virtual void OutputProjection(const OutputProjectionArgs&) = 0;
   virtual void HyperConnection(const HyperConnectionArgs&) = 0;
   virtual void Router(const RouterArgs&) = 0;
+  // The product that gives the router's logits, and Router: gate.y is route.logits, which a backend
+  // that computes both together need not write.
+  virtual void GateAndRoute(const LinearArgs& gate, const RouterArgs& route) {
+    Linear(gate);
+    Router(route);
+  }
   virtual void Experts(const ExpertsArgs&) = 0;
   virtual void Head(const HeadArgs&) = 0;
   virtual void Sample(const SampleBatchArgs&) = 0;

@@ -70,6 +70,15 @@ class NamedBackend : public Backend {
   void Router(const RouterArgs& args) override {
     Call("router", [&] { inner_.Router(args); });
   }
+  void GateAndRoute(const LinearArgs& gate, const RouterArgs& route) override {
+    Call("gate and router", [&] { inner_.GateAndRoute(gate, route); });
+  }
+  bool AttentionRotates(const SparseAttentionArgs& args) const override {
+    return inner_.AttentionRotates(args);
+  }
+  bool LinearNormalises(const LinearArgs& args) const override {
+    return inner_.LinearNormalises(args);
+  }
   void Experts(const ExpertsArgs& args) override {
     Call("experts", [&] { inner_.Experts(args); });
   }

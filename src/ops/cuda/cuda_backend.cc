@@ -51,12 +51,12 @@ bool CudaBackend::Available() {
   return UsableDevice().has_value();
 }
 
-Expected<std::unique_ptr<CudaBackend>> CudaBackend::Make() {
+Expected<std::unique_ptr<CudaBackend>> CudaBackend::Make(const CudaFusions& fusions) {
   FATHOM_ASSIGN([[maybe_unused]] const std::string name, UsableDevice());
-  return std::unique_ptr<CudaBackend>(new CudaBackend());
+  return std::unique_ptr<CudaBackend>(new CudaBackend(fusions));
 }
 
-CudaBackend::CudaBackend() {
+CudaBackend::CudaBackend(const CudaFusions& fusions) : fusions_(fusions) {
   FATHOM_CUDA_CHECK(cudaSetDevice(0));
   for (Lane& lane : lanes_) {
     FATHOM_CUDA_CHECK(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
@@ -214,7 +214,17 @@ void CudaBackend::Embed(const EmbedArgs& host) {
   EmbedCuda(args, stream());
 }
 
-void CudaBackend::Linear(const LinearArgs& args) {
+bool CudaBackend::AttentionRotates(const SparseAttentionArgs& args) const {
+  return fusions_.rotations && SparseAttentionCudaFuses(args);
+}
+
+bool CudaBackend::LinearNormalises(const LinearArgs& args) const {
+  return fusions_.norm && LinearCudaNormalises(args);
+}
+
+void CudaBackend::Linear(const LinearArgs& host) {
+  LinearArgs args = host;
+  args.norm = At(args.norm);
   void* scratch = Scratch(LinearCudaScratchBytes(args.x.rows, args.weight->in));
   if (planning_) return;
   LinearCuda(args, scratch, stream());
@@ -250,7 +260,7 @@ void CudaBackend::Compressor(const CompressorArgs& host) {
 void CudaBackend::Indexer(const IndexerArgs& args) {
   void* scratch = Scratch(IndexerCudaScratchBytes(args.step->num_tokens));
   if (planning_) return;
-  IndexerCuda(args, scratch, stream());
+  IndexerCuda(args, scratch, stream(), fusions_.one_token);
 }
 
 void CudaBackend::SparseAttention(const SparseAttentionArgs& host) {
@@ -282,6 +292,18 @@ void CudaBackend::Router(const RouterArgs& host) {
   args.bias = At(args.bias);
   args.tid2eid = At(args.tid2eid);
   RouterCuda(args, stream());
+}
+
+void CudaBackend::GateAndRoute(const LinearArgs& gate, const RouterArgs& host) {
+  RouterArgs route = host;
+  route.bias = At(route.bias);
+  route.tid2eid = At(route.tid2eid);
+  if (!fusions_.gate || !GateAndRouteCudaTakes(gate, route)) {
+    Linear(gate);
+    return Router(host);
+  }
+  if (planning_) return;
+  GateAndRouteCuda(gate, route, stream());
 }
 
 void CudaBackend::Experts(const ExpertsArgs& args) {

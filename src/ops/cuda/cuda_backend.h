@@ -19,6 +19,7 @@
 
 #include "core/status.h"
 #include "ops/backend.h"
+#include "ops/cuda/candidates.h"
 #include "ops/cuda/device.h"
 
 struct CUevent_st;
@@ -36,7 +37,7 @@ class CudaBackend final : public Backend {
   // True when the process sees a device that the kernels run on (sm_90).
   static bool Available();
   // kUnavailable: no such device; says what was found.
-  static Expected<std::unique_ptr<CudaBackend>> Make();
+  static Expected<std::unique_ptr<CudaBackend>> Make(const CudaFusions& fusions = {});
   ~CudaBackend() override;
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
@@ -46,6 +47,8 @@ class CudaBackend final : public Backend {
   Expected<std::byte*> Reserve(int64_t bytes, std::string_view what);
   // From now on the device copy stands for `host` in the arguments of every op.
   void Stand(const void* host, const void* device) { device_of_[host] = device; }
+  // From the next op on.
+  void Fuse(const CudaFusions& fusions) { fusions_ = fusions; }
   // Reserves the scratch of everything `run` (a forward pass of the largest step) does, without
   // launching any of it: addresses in the step may be null. The ops of a lane share one scratch,
   // for they share a stream. Without this call it grows when an op needs more.
@@ -69,6 +72,8 @@ class CudaBackend final : public Backend {
   void Await(int other) override;
   void Join() override;
 
+  bool AttentionRotates(const SparseAttentionArgs& args) const override;
+  bool LinearNormalises(const LinearArgs& args) const override;
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override;
   void Embed(const EmbedArgs&) override;
   void Linear(const LinearArgs&) override;
@@ -81,13 +86,14 @@ class CudaBackend final : public Backend {
   void OutputProjection(const OutputProjectionArgs&) override;
   void HyperConnection(const HyperConnectionArgs&) override;
   void Router(const RouterArgs&) override;
+  void GateAndRoute(const LinearArgs& gate, const RouterArgs& route) override;
   void Experts(const ExpertsArgs&) override;
   void Head(const HeadArgs&) override;
   // logits.rows is the most that is ever sampled at once.
   void Sample(const SampleBatchArgs&) override;
 
  private:
-  CudaBackend();
+  explicit CudaBackend(const CudaFusions& fusions);
 
   // The device address that stands for a host address; null stays null.
   const void* Find(const void* host) const;
@@ -106,6 +112,7 @@ class CudaBackend final : public Backend {
     int64_t scratch_bytes = 0;
     bool active = false;  // has work that Join must wait for
   };
+  CudaFusions fusions_;
   std::array<Lane, kLanes> lanes_;
   int lane_ = 0;
   bool branched_ = false;

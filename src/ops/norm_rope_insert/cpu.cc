@@ -35,9 +35,9 @@ void RmsNormCpu(const RmsNormArgs& args, ThreadPool& pool) {
 void NormRopeInsertCpu(const NormRopeInsertArgs& args, ThreadPool& pool) {
   const NormKernels* kernels = Kernels();
   if (kernels == nullptr) return NormRopeInsertReference(args);
-  FATHOM_CHECK(args.step_rows.rows_per_page >= args.q.rows);
+  FATHOM_CHECK(args.step_rows.rows_per_page >= args.kv.rows);
   const bool round = args.numerics == Numerics::kProduct;
-  pool.ParallelFor(args.q.rows, 16, [&](int64_t begin, int64_t end, int) {
+  pool.ParallelFor(args.kv.rows, 16, [&](int64_t begin, int64_t end, int) {
     alignas(64) float row[kHeadDim];
     for (int64_t t = begin; t < end; ++t) {
       const float* rope = args.rope + t * kRopeDim;

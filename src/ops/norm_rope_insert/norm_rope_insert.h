@@ -23,7 +23,7 @@
 namespace fathom::ops {
 
 struct NormRopeInsertArgs {
-  MatrixView q;                    // [T, H*512] in/out
+  MatrixView q;                    // [T, H*512] in/out; none where attention rotates (heads 0)
   MatrixView kv;                   // [T, 512]
   const float* kv_norm = nullptr;  // [512]
   const float* rope = nullptr;     // [T, 64] cos/sin rows of rope.h at each token's position

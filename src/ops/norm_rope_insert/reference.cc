@@ -35,8 +35,8 @@ void RmsNormReference(const RmsNormArgs& args) {
 }
 
 void NormRopeInsertReference(const NormRopeInsertArgs& args) {
-  FATHOM_CHECK(args.step_rows.rows_per_page >= args.q.rows);
-  for (int64_t t = 0; t < args.q.rows; ++t) {
+  FATHOM_CHECK(args.step_rows.rows_per_page >= args.kv.rows);
+  for (int64_t t = 0; t < args.kv.rows; ++t) {
     const float* rope = args.rope + t * kRopeDim;
     for (int h = 0; h < args.heads; ++h) {
       float* q = args.q.f32_row(t) + int64_t{h} * kHeadDim;
