@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <thread>
 
 #include "api/server.h"
@@ -128,7 +129,8 @@ class ExplainTest : public ::testing::Test {
   // A request's entry; the log has it soon after the reply.
   json Explained(const std::string& id) {
     RawReply reply;
-    for (int i = 0; i < 1000; ++i) {
+    const auto end = std::chrono::steady_clock::now() + testing::kPatience;
+    while (std::chrono::steady_clock::now() < end) {
       reply = Get("/v1/explain/" + id);
       if (reply.status == 200) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -342,7 +344,7 @@ TEST_F(ExplainTest, MetricsCountTokensByFateAndSource) {
   Start();
   const auto post = [&](const std::string& salt) {
     return Post(kChat, Chat(std::string(600, 'x'),
-                            {{"cache_salt", salt}, {"fathom", {{"session", "s"}, {"ttl", 60}}}}));
+                            {{"cache_salt", salt}, {"fathom", {{"session", "s"}, {"ttl", 3600}}}}));
   };
   const double prompt = post("a")["usage"]["prompt_tokens"];
   const double hit = post("a")["usage"]["prompt_cache_hit_tokens"];

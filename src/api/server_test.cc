@@ -4,12 +4,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/sinks/base_sink.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <sstream>
 #include <thread>
 
 #include "api/testing_client.h"
@@ -30,8 +32,51 @@ using testing::RawReply;
 
 constexpr char kChat[] = "/v1/chat/completions";
 
+// Holds the engine before its steps: lets as many pass as are allowed, or all while it is open.
+class StepGate {
+ public:
+  Status Pass() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_ || allowed_ > 0; });
+    if (!open_) --allowed_;
+    return {};
+  }
+  void Allow(int steps) {
+    const std::lock_guard lock(mutex_);
+    allowed_ += steps;
+    changed_.notify_all();
+  }
+  void Open() { Set(true); }
+  void Close() { Set(false); }
+
+ private:
+  void Set(bool open) {
+    const std::lock_guard lock(mutex_);
+    open_ = open;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+  int allowed_ = 0;
+};
+
+// Polls until the condition holds; false: it never did.
+template <class Condition>
+bool WaitFor(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + testing::kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return true;
+}
+
 class ServerTest : public ::testing::Test {
  protected:
+  ~ServerTest() override { gate_->Open(); }  // an engine that is held could not end
+
   void Start(FakeModelOptions model = {}, ServerOptions options = {}) {
     model_ = std::make_unique<FakeModel>(std::move(model));
     options.host = "127.0.0.1";
@@ -61,11 +106,16 @@ class ServerTest : public ::testing::Test {
   // Pools and queue back to empty (I7).
   void ExpectIdle() {
     // Generous: a slow reader is cut only when the kernel's buffers (megabytes) are full.
-    ASSERT_TRUE(model_->engine->WaitIdle(milliseconds(120'000)));
-    const EngineStats stats = model_->engine->stats();
-    EXPECT_EQ(stats.running + stats.waiting, 0);
-    EXPECT_EQ(stats.blocks_used, 0);
-    EXPECT_EQ(stats.slots_used, 0);
+    // A request whose client has left may still be on its way to the engine when that is idle.
+    EngineStats stats;
+    const auto all_returned = [&] {
+      stats = model_->engine->stats();
+      return stats.running + stats.waiting + stats.blocks_used + stats.slots_used == 0;
+    };
+    ASSERT_TRUE(model_->engine->WaitIdle(testing::kPatience));
+    EXPECT_TRUE(WaitFor(all_returned))
+        << stats.running << " running, " << stats.waiting << " waiting, " << stats.blocks_used
+        << " blocks and " << stats.slots_used << " slots used";
   }
 
   // Runs on without end, slowly.
@@ -79,6 +129,15 @@ class ServerTest : public ::testing::Test {
     return model;
   }
 
+  // Runs on without end, where gate_ lets it.
+  FakeModelOptions Gated() {
+    FakeModelOptions model;
+    model.next_token = [](auto) { return TokenId{'a'}; };
+    model.on_step = [gate = gate_] { return gate->Pass(); };
+    return model;
+  }
+
+  const std::shared_ptr<StepGate> gate_ = std::make_shared<StepGate>();
   std::unique_ptr<FakeModel> model_;
   std::unique_ptr<Server> server_;
 };
@@ -121,12 +180,28 @@ class LogCapture {
     Log().sinks().pop_back();
   }
   LogCapture(const LogCapture&) = delete;
-  std::string text() const { return text_.str(); }
+  std::string text() const { return sink_->text(); }
 
  private:
-  std::ostringstream text_;
-  std::shared_ptr<spdlog::sinks::ostream_sink_mt> sink_ =
-      std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
+  // May be read while others write.
+  class Sink final : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    std::string text() {
+      const std::lock_guard lock(mutex_);
+      return text_;
+    }
+
+   private:
+    void sink_it_(const spdlog::details::log_msg& message) override {
+      spdlog::memory_buf_t line;
+      formatter_->format(message, line);
+      text_.append(line.data(), line.size());
+    }
+    void flush_() override {}
+    std::string text_;
+  };
+
+  const std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
   spdlog::level::level_enum before_;
 };
 
@@ -142,22 +217,28 @@ TEST_F(ServerTest, LogsRequestsRefusalsAndThroughput) {
                  "X-Request-Id: r-4\r\n")
                 .status,
             200);
+  {
+    RawClient client(server_->port());
+    client.Send(PostText(kChat, Chat("goes on", {{"stream", true}}).dump()));
+    const auto throughput = ::testing::ContainsRegex(
+        "info prompt [0-9.]+ tokens/s and [0-9.]+ cached, generation [0-9.]+ tokens/s, running 1, "
+        "waiting 0, blocks [1-9]");
+    EXPECT_TRUE(WaitFor([&] { return ::testing::Value(log.text(), throughput); })) << log.text();
+  }
   ExpectIdle();
   server_.reset();  // its threads have logged what they had to
   const std::string text = log.text();
-  EXPECT_THAT(text, ::testing::ContainsRegex(
-                        "info request r-1 /v1/chat/completions: prompt [0-9]+ tokens \\(0 "
-                        "cached\\), completion 20, first token 0[.][0-9]+ s, [0-9.]+ tokens/s, "
-                        "finish length, status 200\n"));
+  EXPECT_THAT(text,
+              ::testing::ContainsRegex(
+                  "info request r-1 /v1/chat/completions: prompt [0-9]+ tokens \\(0 "
+                  "cached\\), completion 20, first token [0-9]+[.][0-9]+ s, [0-9.]+ tokens/s, "
+                  "finish length, status 200\n"));
   EXPECT_THAT(
       text, ::testing::HasSubstr("debug request r-2 refused: status 400, code invalid_value, param "
                                  "temperature\n"));
   EXPECT_THAT(text, ::testing::HasSubstr(
                         "debug request r-3 refused: status 404, code not_found, param none\n"));
   EXPECT_THAT(text, ::testing::HasSubstr("info request r-4 /v1/completions: prompt 2 tokens"));
-  EXPECT_THAT(text, ::testing::ContainsRegex("info prompt [0-9.]+ tokens/s and [0-9.]+ cached, "
-                                             "generation [0-9.]+ tokens/s, running 1, "
-                                             "waiting 0, blocks [1-9]"));
 }
 
 TEST_F(ServerTest, DecodeTimesAreObservedPerChoice) {
@@ -455,12 +536,7 @@ TEST_F(ServerTest, DisconnectsCancelWhereverTheyHappen) {
   ExpectIdle();
   // A request whose client left while it was tokenised never reached the engine: its end is seen
   // a moment later.
-  int load = -1;
-  for (int i = 0; i < 500 && load != 0; ++i) {
-    if (i > 0) std::this_thread::sleep_for(milliseconds(20));
-    load = json::parse(Get("/load").body)["server_load"];
-  }
-  EXPECT_EQ(load, 0);
+  EXPECT_TRUE(WaitFor([&] { return json::parse(Get("/load").body)["server_load"] == 0; }));
 }
 
 TEST_F(ServerTest, SlowReaderIsCancelledAndOthersGoOn) {
@@ -479,34 +555,46 @@ TEST_F(ServerTest, SlowReaderIsCancelledAndOthersGoOn) {
 }
 
 TEST_F(ServerTest, HeartbeatsAndProgressWhilePrefilling) {
-  FakeModelOptions model;
+  FakeModelOptions model = Gated();
   model.engine.max_num_batched_tokens = 64;
-  model.on_step = []() -> Status {
-    std::this_thread::sleep_for(milliseconds(100));
-    return {};
-  };
   ServerOptions options;
   options.heartbeat = milliseconds(30);
   Start(std::move(model), options);
-  const std::string silent =
-      Post(kChat, Chat(std::string(300, 'x'), {{"stream", true}, {"max_tokens", 1}})).body;
-  EXPECT_NE(silent.find(": heartbeat\n\n"), std::string::npos);
+  RawClient silent(server_->port());
+  silent.Send(
+      PostText(kChat, Chat(std::string(300, 'x'), {{"stream", true}, {"max_tokens", 1}}).dump()));
+  EXPECT_NE(silent.ReadUntil(": heartbeat\n\n").find(": heartbeat\n\n"), std::string::npos);
+  gate_->Open();
+  EXPECT_NE(silent.ReadUntil("[DONE]").find("[DONE]"), std::string::npos);
+  ExpectIdle();
+  gate_->Close();
   const json body = Chat(std::string(300, 'x'), {{"stream", true},
                                                  {"max_tokens", 1},
                                                  {"cache_salt", "computed again"},
                                                  {"stream_options", {{"include_progress", true}}}});
   int64_t last = -1;
   int events = 0;
-  for (const std::string& event : EventData(Post(kChat, body).body)) {
-    if (event == "[DONE]") continue;
-    const json chunk = json::parse(event);
+  RawClient client(server_->port());
+  client.Send(PostText(kChat, body.dump()));
+  const auto end = std::chrono::steady_clock::now() + testing::kPatience;
+  while (true) {
+    const std::string event = client.ReadUntil("\n\n");
+    ASSERT_FALSE(event.empty());
+    ASSERT_LT(std::chrono::steady_clock::now(), end);  // heartbeats go on for ever
+    const size_t at = event.find("data: ");
+    if (at == std::string::npos) continue;
+    const std::string data = event.substr(at + 6);
+    if (data == "[DONE]\n\n") break;
+    const json chunk = json::parse(data);
     if (!chunk.contains("prompt_progress")) continue;
     ++events;
     EXPECT_GT(chunk["prompt_progress"]["processed"].get<int64_t>(), last);
     last = chunk["prompt_progress"]["processed"];
     EXPECT_LE(last, chunk["prompt_progress"]["total"]);
+    gate_->Allow(1);  // the next step only now: each one is told of by itself
   }
   EXPECT_GE(events, 3);
+  ExpectIdle();
 }
 
 TEST_F(ServerTest, EngineErrorsFailTheRequestAndNothingElse) {
@@ -529,33 +617,29 @@ TEST_F(ServerTest, EngineErrorsFailTheRequestAndNothingElse) {
 }
 
 TEST_F(ServerTest, StalledEngineTurnsUnhealthyAndFailsItsRequests) {
-  std::atomic<bool> stalled{true};
   FakeModelOptions model;
-  model.on_step = [&stalled]() -> Status {
-    while (stalled) std::this_thread::sleep_for(milliseconds(5));
-    return {};
-  };
+  model.on_step = [gate = gate_] { return gate->Pass(); };
   ServerOptions options;
   options.heartbeat = milliseconds(50);
   options.unhealthy_after = milliseconds(200);
-  options.stall_limit = milliseconds(600);
+  options.stall_limit = milliseconds(3'000);  // heartbeats come long before
   Start(std::move(model), options);
   RawClient client(server_->port());
   client.Send(PostText(kChat, Chat("x", {{"stream", true}}).dump()));
-  std::this_thread::sleep_for(milliseconds(400));
-  EXPECT_EQ(Get("/health").status, 503);
+  EXPECT_TRUE(WaitFor([&] { return Get("/health").status == 503; }));
   const RawReply reply = client.ReadReply();
   EXPECT_NE(reply.body.find(": heartbeat"), std::string::npos);
   const auto events = EventData(reply.body);
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(json::parse(events[0])["error"]["code"], "service_unavailable");
-  stalled = false;
+  gate_->Open();
   ExpectIdle();
   EXPECT_EQ(Get("/health").status, 200);
 }
 
 TEST_F(ServerTest, DrainFinishesWhatRunsAndRefusesTheRest) {
-  Start(Endless(5));
+  Start(Gated());
+  gate_->Allow(3);  // far from the end
   RawClient running(server_->port());
   running.Send(PostText(kChat, Chat("x", {{"stream", true}, {"max_tokens", 60}}).dump()));
   running.ReadUntil("assistant");
@@ -567,8 +651,9 @@ TEST_F(ServerTest, DrainFinishesWhatRunsAndRefusesTheRest) {
   EXPECT_EQ(refused.status, 503);
   EXPECT_NE(refused.head.find("Connection: close"), std::string::npos);
   EXPECT_EQ(Get("/health").status, 503);
+  gate_->Open();
   EXPECT_NE(running.ReadUntil("[DONE]").find("\"finish_reason\":\"length\""), std::string::npos);
-  EXPECT_TRUE(server_->WaitDrained(milliseconds(20'000)));
+  EXPECT_TRUE(server_->WaitDrained(testing::kPatience));
 }
 
 TEST_F(ServerTest, StoppingCutsRunningStreams) {
@@ -585,10 +670,13 @@ TEST_F(ServerTest, SlowHeadsAndBodiesTimeOut) {
   ServerOptions options;
   options.limits.header_time = milliseconds(100);
   options.limits.body_time = milliseconds(100);
-  options.limits.idle_time = milliseconds(100);
   Start({}, options);
   EXPECT_EQ(Raw("GET /health HT").status, 408);
   EXPECT_EQ(Raw("POST /v1/completions HTTP/1.1\r\nContent-Length: 10\r\n\r\n{").status, 408);
+  // By itself: above, the time between connecting and sending must not be limited.
+  server_.reset();
+  options.limits.idle_time = milliseconds(100);
+  Start({}, options);
   RawClient idle(server_->port());
   EXPECT_EQ(idle.ReadToEnd(), "");
 }

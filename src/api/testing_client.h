@@ -13,6 +13,9 @@ struct RawReply {
   std::string head, body;
 };
 
+// For each silence. A reply that comes is waited for, however busy the machine is.
+inline constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(120);
+
 class RawClient {
  public:
   explicit RawClient(int port);
@@ -21,10 +24,9 @@ class RawClient {
 
   bool Send(std::string_view data);
   // One reply, chunked bodies put together. The limit is for each silence.
-  RawReply ReadReply(std::chrono::milliseconds limit = std::chrono::seconds(20));
-  std::string ReadUntil(std::string_view mark,
-                        std::chrono::milliseconds limit = std::chrono::seconds(20));
-  std::string ReadToEnd(std::chrono::milliseconds limit = std::chrono::seconds(20));
+  RawReply ReadReply(std::chrono::milliseconds limit = kPatience);
+  std::string ReadUntil(std::string_view mark, std::chrono::milliseconds limit = kPatience);
+  std::string ReadToEnd(std::chrono::milliseconds limit = kPatience);
   void ShrinkReceiveBuffer();
   void Close();
 

@@ -70,7 +70,7 @@ TEST(DiskFull, ItKeepsTheLatestSegments) {
     segments.push_back(MakeSegment(random, 500));
     auto writer = StartWrite(*store, segments.back());
     writer->Commit();
-    ASSERT_TRUE(store->Flush(std::chrono::steady_clock::now() + std::chrono::seconds(20)));
+    ASSERT_TRUE(store->Flush(Deadline()));
     for (const DiskEvent& event : store->TakeEvents()) {
       EXPECT_NE(event.kind, DiskEvent::Kind::kWriteFailed) << event.message;
       if (event.kind != DiskEvent::Kind::kDiskFull) continue;
@@ -121,7 +121,7 @@ TEST(DiskFull, WhereNothingCanBeEvictedWritingPauses) {
   auto io = std::make_shared<FaultyDiskIo>(MakePosixDiskIo());
   DiskOptions options = Options(folder.path());
   options.io = io;
-  options.full_pause = std::chrono::milliseconds(1500);
+  options.full_pause = std::chrono::milliseconds(3'600'500);  // not over before the test is
   auto store = Open(options);
   io->FailAlways("write", ENOSPC);
   EXPECT_FALSE(store->write_paused());
@@ -129,7 +129,7 @@ TEST(DiskFull, WhereNothingCanBeEvictedWritingPauses) {
   EXPECT_EQ(event.kind, DiskEvent::Kind::kWriteFailed);
   const int64_t operations = io->operations();
   EXPECT_NE(event.message.find(": No space left on device: nothing can be evicted, and nothing is "
-                               "written for 1.5 s"),
+                               "written for 3600.5 s"),
             std::string::npos)
       << event.message;
   EXPECT_TRUE(store->write_paused());
@@ -138,6 +138,20 @@ TEST(DiskFull, WhereNothingCanBeEvictedWritingPauses) {
   EXPECT_EQ(again.kind, DiskEvent::Kind::kWriteFailed);
   EXPECT_TRUE(again.disk_full);
   EXPECT_EQ(io->operations(), operations);  // the disk is left alone
+}
+
+TEST(DiskFull, APauseEndsByItself) {
+  Random random(43);
+  const TemporaryFolder folder;
+  auto io = std::make_shared<FaultyDiskIo>(MakePosixDiskIo());
+  DiskOptions options = Options(folder.path());
+  options.io = io;
+  options.full_pause = std::chrono::milliseconds(100);
+  auto store = Open(options);
+  io->FailAlways("write", ENOSPC);
+  const DiskEvent event = WriteSegment(*store, MakeSegment(random, 300));
+  EXPECT_EQ(event.kind, DiskEvent::Kind::kWriteFailed);
+  EXPECT_EQ(store->stats().write_pauses, 1);
   io->Heal();
   ASSERT_TRUE(WaitUntil([&] { return !store->write_paused(); }));
   EXPECT_EQ(WriteSegment(*store, MakeSegment(random, 300)).kind, DiskEvent::Kind::kWritten);
@@ -149,6 +163,7 @@ TEST(DiskFull, RoomThatSomebodyElseTakesIsNotMadeForEver) {
   auto io = std::make_shared<FaultyDiskIo>(MakePosixDiskIo());
   DiskOptions options = Options(folder.path());
   options.io = io;
+  options.full_pause = std::chrono::hours(1);  // not over before it is looked at
   auto store = Open(options);
   for (int i = 0; i < 20; ++i) WriteSegment(*store, MakeSegment(random, 300));
   io->FailAlways("write", ENOSPC);  // whatever is evicted

@@ -100,7 +100,7 @@ TEST(DiskLimit, TheParentOfWhatIsBeingWrittenStays) {
   for (int i = 0; i < 20; ++i) WriteSegment(*store, MakeSegment(random, 128 * 3));
   EXPECT_GT(store->stats().evicted, 0);
   writer->Commit();
-  ASSERT_TRUE(store->Flush(std::chrono::steady_clock::now() + std::chrono::seconds(20)));
+  ASSERT_TRUE(store->Flush(Deadline()));
   const auto listed = store->segments();
   const auto has = [&](const std::vector<TokenId>& tokens) {
     return std::any_of(listed.begin(), listed.end(),

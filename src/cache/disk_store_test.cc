@@ -168,13 +168,12 @@ TEST(DiskStore, AWriterMayOutliveItsStore) {
 TEST(DiskStore, FlushWaitsForCommittedWritersOnly) {
   Random random(8);
   const TemporaryFolder folder;
-  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(20); };
   auto store = Open(Options(folder.path()));
   const Segment open_segment = MakeSegment(random, 300);
   auto open_writer = store->Write(open_segment.header);
   open_writer->Append(open_segment.blocks[0]);
   for (int i = 0; i < 8; ++i) StartWrite(*store, MakeSegment(random, 2000))->Commit();
-  EXPECT_TRUE(store->Flush(soon()));
+  EXPECT_TRUE(store->Flush(Deadline()));
   store.reset();
   store = Open(Options(folder.path()));
   EXPECT_EQ(store->segments().size(), 8U);
@@ -236,7 +235,7 @@ TEST(DiskStore, ACancelledReadSaysNothingMoreAndOthersGoOn) {
     store->CancelRead(first);
     store->CancelRead(first);
     cancelled = true;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline = Deadline();
     while (!done && std::chrono::steady_clock::now() < deadline) take();
     ASSERT_TRUE(done);
   }
@@ -274,7 +273,7 @@ TEST(DiskStore, WakesOnceForEventsNobodyHasTaken) {
   ASSERT_TRUE(WaitUntil([&] { return wakes == 1; }));  // it may come after the event was taken
   wakes = 0;
   store->Read(id, segment.Parts());
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = Deadline();
   const int64_t all = store->stats().bytes_written;
   while (store->stats().bytes_read < all && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::yield();

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
@@ -145,7 +146,9 @@ class CommandTest : public ::testing::Test {
   std::vector<std::string> notices_;
 
  private:
-  std::string path_ = ::testing::TempDir() + "/fathom_command_test.yaml";
+  // Its own: the tests of another build may run at the same time.
+  std::string path_ =
+      ::testing::TempDir() + "/fathom_command_test." + std::to_string(getpid()) + ".yaml";
   std::vector<std::string> environment_;
 };
 

@@ -39,16 +39,21 @@ class Gate {
 
 TEST(EngineLife, CancelEndsWaitingPrefillingAndDecodingRequestsAtTheNextStep) {
   const Geometry geometry = ScriptedGeometry(128, 100'000);
-  Gate gate;
+  Gate all_there, gate;
   ScriptedOptions script = Counting(geometry);
   int step = 0;
-  script.on_step = [&](const StepPlan&) { return ++step == 3 ? gate.Pass() : Status(); };
+  script.on_step = [&](const StepPlan&) {
+    ++step;
+    return step == 1 ? all_there.Pass() : step == 3 ? gate.Pass() : Status();
+  };
   auto engine = StartEngine(
       {.max_num_seqs = 2, .max_num_batched_tokens = 16, .max_prefill_with_decode = 8}, script);
   auto queue = std::make_shared<Collector>();
   const RequestId decoding = *engine->Submit(Ask(queue, {5, 6}));
+  all_there.WaitUntilHeld();
   const RequestId prefilling = *engine->Submit(Ask(queue, std::vector<TokenId>(50'000, 5)));
   const RequestId waiting = *engine->Submit(Ask(queue, {5, 6}));
+  all_there.Open();
   gate.WaitUntilHeld();
   for (const RequestId id : {waiting, prefilling, decoding}) engine->Cancel(id);
   engine->Cancel(decoding);        // twice
@@ -62,6 +67,7 @@ TEST(EngineLife, CancelEndsWaitingPrefillingAndDecodingRequestsAtTheNextStep) {
     EXPECT_EQ(answer.finish, FinishReason::kCancelled);
   }
   EXPECT_THAT(queue->Peek(waiting).tokens, IsEmpty());
+  EXPECT_GT(queue->Peek(prefilling).prefilled.back(), 0);
   EXPECT_LT(queue->Peek(prefilling).prefilled.back(), 100);
   EXPECT_EQ(engine->stats().steps, 3u);
   EXPECT_EQ(engine->stats().finished_cancelled, 3u);
@@ -244,19 +250,25 @@ TEST(EngineLife, ASessionIsRetainedWhileSomethingOfItMayBeCached) {
   EXPECT_EQ(engine->stats().sessions_retained, 2);
 
   engine->ResetPrefixCache();
-  for (int i = 0; i < 500 && engine->stats().sessions_retained > 0; ++i) {
+  const auto end = std::chrono::steady_clock::now() + 60s;
+  while (engine->stats().sessions_retained > 0 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(10ms);
   }
   EXPECT_EQ(engine->stats().sessions_retained, 0);
 }
 
 TEST(EngineLife, DestructionCancelsWhatRunsAndWaits) {
-  const Geometry geometry = ScriptedGeometry(128, 4096);
+  // Long enough that nothing ends by itself between the gate and the destructor.
+  const Geometry geometry = ScriptedGeometry(128, 100'000);
   auto queue = std::make_shared<Collector>();
   std::vector<RequestId> ids;
+  Gate gate;
+  ScriptedOptions script = Counting(geometry);
+  script.on_step = [&](const StepPlan&) { return gate.Pass(); };
   {
-    auto engine = StartEngine({.max_num_seqs = 2}, Counting(geometry));
+    auto engine = StartEngine({.max_num_seqs = 2}, script);
     for (int i = 0; i < 8; ++i) ids.push_back(*engine->Submit(Ask(queue, {5})));
+    gate.Open();
   }
   for (const RequestId id : ids) {
     EXPECT_EQ(queue->Peek(id).finishes, 1);

@@ -58,6 +58,7 @@ TEST_F(EngineModel, LogprobsDependOnNoChunkBatchOrPreemption) {
     auto engine = StartModel(setting.options, setting.limits, {.block_tokens = 128});
     auto queue = std::make_shared<Collector>();
     std::vector<RequestId> ids;
+    std::vector<Request> requests;  // enter the queue as one: the first does not get ahead
     for (int i = 0; i < 8; ++i) {
       const std::vector<TokenId> source = Short().back().prompt;
       const auto length = static_cast<std::ptrdiff_t>(20 + 11 * i);
@@ -67,9 +68,14 @@ TEST_F(EngineModel, LogprobsDependOnNoChunkBatchOrPreemption) {
       request.prompt_logprobs = i % 3 == 0 ? 0 : -1;
       request.sampling.temperature = 1;
       request.sampling.seed = static_cast<uint64_t>(i);
-      ids.push_back(*engine->Submit(std::move(request)));
-      if (!setting.together) queue->Wait(ids.back());
+      if (setting.together) {
+        requests.push_back(std::move(request));
+      } else {
+        ids.push_back(*engine->Submit(std::move(request)));
+        queue->Wait(ids.back());
+      }
     }
+    if (setting.together) ids = *engine->SubmitAll(std::move(requests));
     std::vector<std::vector<std::pair<TokenId, float>>> traces;
     for (const RequestId id : ids) traces.push_back(Trace(queue->Wait(id)));
     if (first.empty()) first = traces;

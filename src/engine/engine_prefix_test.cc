@@ -232,12 +232,13 @@ TEST_F(EnginePrefix, APreemptedSequenceGoesOnFromWhatIsStillThere) {
   auto warm = StartModel({.max_model_len = 1'024, .max_num_seqs = 3, .num_blocks = 9}, {},
                          {.block_tokens = 128});
   auto queue = std::make_shared<Collector>();
-  std::vector<RequestId> ids;
+  std::vector<Request> requests;
   std::vector<std::vector<TokenId>> prompts;
   for (int i = 0; i < 3; ++i) {
     prompts.push_back(Text(150 + 20 * i, 1'000 * i));
-    ids.push_back(*warm->Submit(Make(queue, prompts.back(), 400)));
+    requests.push_back(Make(queue, prompts.back(), 400));
   }
+  const std::vector<RequestId> ids = *warm->SubmitAll(std::move(requests));
   std::vector<Reply> replies;  // all of them first: the engines share the compute threads
   for (const RequestId id : ids) replies.push_back(Finish(queue, id));
   int64_t preemptions = 0;
@@ -248,14 +249,27 @@ TEST_F(EnginePrefix, APreemptedSequenceGoesOnFromWhatIsStillThere) {
   EXPECT_GT(preemptions, 0);
 }
 
+// Cancels a request at the first word about it, on the engine's thread: no step comes in between.
+class CancelsAtOnce : public Collector {
+ public:
+  explicit CancelsAtOnce(Engine* engine) : engine_(engine) {}
+  void Deliver(std::vector<Output> outputs) override {
+    for (const Output& output : outputs) {
+      if (!output.finish) engine_->Cancel(output.id);
+    }
+    Collector::Deliver(std::move(outputs));
+  }
+
+ private:
+  Engine* engine_;
+};
+
 TEST_F(EnginePrefix, ACancelledPromptIsFoundByItsRetry) {
   auto warm = StartModel({.max_model_len = 8'192, .max_num_seqs = 2});
-  auto queue = std::make_shared<Collector>();
+  auto queue = std::make_shared<CancelsAtOnce>(warm.get());
   Request request = Make(queue, Text(7'000), 6);
   request.progress = true;
   const RequestId id = *warm->Submit(std::move(request));
-  while (queue->Peek(id).prefilled.empty()) std::this_thread::yield();
-  warm->Cancel(id);
   EXPECT_EQ(queue->Wait(id).finish, FinishReason::kCancelled);
   const Reply reply = Run(*warm, Text(7'000));
   EXPECT_GT(reply.cached, 0) << reply.report.prefix.Reason();

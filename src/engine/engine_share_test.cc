@@ -2,6 +2,7 @@
 // get there, and go on from its cache.
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <future>
 
 #include "engine/test_util.h"
@@ -21,13 +22,17 @@ class Together {
       return HashToken(history, kVocab, 1'000'000);
     };
     script.on_step = [go = go_.get_future().share(), this](const StepPlan& plan) -> Status {
+      if (++steps_ == 1) held_.set_value();
       go.wait();
+      if (before_step) before_step(steps_);
       for (const int32_t row : plan.logit_rows) order_.push_back(plan.requests[Owner(plan, row)]);
       return {};
     };
-    // The first step is this request's alone: nothing else has been submitted then.
+    // The first step is this request's alone: nothing else is submitted before it has begun, and
+    // all the others are taken together after it.
     engine = StartEngine(options, script);
     first_ = *engine->Submit(Ask(queue, {9, 9, 9}, 1));
+    held_.get_future().wait();
   }
   ~Together() { engine.reset(); }
 
@@ -52,13 +57,15 @@ class Together {
 
   std::shared_ptr<Collector> queue = std::make_shared<Collector>();
   std::unique_ptr<Engine> engine;
+  std::function<void(int)> before_step;  // gets its number, on the engine's thread; set before Go
 
  private:
   static size_t Owner(const StepPlan& plan, int32_t row) {
     return static_cast<size_t>(plan.sequence[static_cast<size_t>(row)]);
   }
 
-  std::promise<void> go_;
+  std::promise<void> go_, held_;
+  int steps_ = 0;  // the engine thread's
   RequestId first_{};
   std::vector<RequestId> order_;  // the engine thread's until the engine is gone
 };
@@ -143,11 +150,16 @@ TEST(EngineShare, WhenTheOneInFrontIsCancelledTheNextGoesOnFromThere) {
   const RequestId leader = run.Add(prompt);
   const RequestId second = run.Add(prompt);
   const RequestId third = run.Add(prompt);
+  // In the middle of the leader's prompt.
+  run.before_step = [&](int step) {
+    if (step == 20) run.engine->Cancel(leader);
+  };
   run.Go();
-  run.engine->Cancel(leader);
+  EXPECT_EQ(run.Wait(leader).finish, FinishReason::kCancelled);
   for (const RequestId id : {second, third}) {
     EXPECT_EQ(run.Wait(id).tokens, HashText(prompt, 3, kVocab, 1'000'000));
   }
+  EXPECT_GT(run.Reused(second), 0);
   EXPECT_EQ(run.Reused(third), 5'999);
   EXPECT_LE(run.engine->stats().prompt_computed, 3u + 2 * 6'000 + 1);
   ExpectAllReturned(*run.engine);

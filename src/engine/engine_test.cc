@@ -26,7 +26,7 @@ TEST(Engine, AnswersUntilTheEndTokenAndDoesNotDeliverIt) {
   EXPECT_THAT(answer.tokens, ElementsAre(10, 11, 12));
   EXPECT_EQ(answer.finish, FinishReason::kStop);
   EXPECT_EQ(answer.stop_token, kEnd);
-  EXPECT_TRUE(engine->WaitIdle(10s));
+  EXPECT_TRUE(engine->WaitIdle(60s));
   ExpectAllReturned(*engine);
   const EngineStats stats = engine->stats();
   EXPECT_EQ(stats.steps, 4u);

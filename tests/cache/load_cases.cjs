@@ -156,7 +156,8 @@ async function fairness(test) {
   const server =
       await test.serve('--max-num-seqs', 8, '--max-model-len', test.long ? 524288 : 65536);
   const texts = await test.texts();
-  for (const length of lengths) {
+  for (let n = 0; n < lengths.length; ++n) {
+    const length = lengths[n];
     let done = false;
     const request = {prompt: texts.ids(9000 + length, length), max_tokens: 8, ignore_eos: true};
     const long = test.ask(server, request, `${length} tokens`).finally(() => (done = true));
@@ -181,11 +182,18 @@ async function fairness(test) {
             ttft.length} short requests, first token after ` +
         `${at(0.5).toFixed(3)} s (median), ${at(0.99).toFixed(3)} s (99 %); a step takes at most ${
             longest.toFixed(3)} s`);
-    test.check(ttft.length >= 5, `only ${ttft.length} short requests fitted beside it`);
-    // The rest of the running step, and the one or two that compute it.
-    test.check(
-        at(0.99) <= 4 * longest + 0.25,
-        `first token after ${at(0.99)} s, a step takes ${longest} s`);
+    if (ttft.length < 5 && 2 * length < 60000) lengths.push(2 * length);  // a fast machine
+    else test.check(ttft.length >= 5, `only ${ttft.length} short requests fitted beside it`);
+    // The rest of the running step, and the one or two that compute it. The slowest one may have
+    // waited for whatever else this machine does, but not for the prompt.
+    if (ttft.length >= 5) {
+      test.check(
+          at(0.5) <= 4 * longest + 0.25,
+          `first token after ${at(0.5)} s (median), a step takes ${longest} s`);
+      test.check(
+          at(0.99) <= 0.5 * reply.seconds + 0.25,
+          `first token after ${at(0.99)} s beside a prompt of ${reply.seconds} s`);
+    }
     test.check(reply.usage.completion_tokens === 8, `the long request: ${reply.finish}`);
     if (length <= 200000 && test.long) await test.same(request, reply, `${length} tokens`);
   }
@@ -195,17 +203,21 @@ async function priority(test) {
   const server = await test.serve('--max-num-seqs', 1, '--max-model-len', 4096);
   const texts = await test.texts();
   const order = [];
-  let sent = 0;
-  const send = async (name, priority, max_tokens) => {
-    const prompt = texts.ids(8000 + sent++, 20);
-    await test.ask(server, {prompt, max_tokens, ignore_eos: true, priority}, name);
-    order.push(name);
+  const all = [];
+  const send = (name, priority, max_tokens) => {
+    const request = {prompt: texts.ids(8000 + all.length, 20), max_tokens, ignore_eos: true, priority};
+    all.push(test.ask(server, request, name).then(() => order.push(name)));
   };
-  const all = [send('running', 0, 300)];
+  send('running', 0, 2000);
   while ((await server.metrics()).running === 0) await pause(5);
-  for (const i of [1, 2, 3]) all.push(send(`later ${i}`, 1, 20));
-  while ((await server.metrics()).waiting < 3) await pause(5);
-  all.push(send('urgent', -1, 20));
+  // Each has a connection of its own: only the server can tell that one came before the next.
+  // Long enough that their ends are told apart here, too.
+  const queue = [['later 1', 1], ['later 2', 1], ['later 3', 1], ['urgent', -1]];
+  for (const [i, [name, priority]] of queue.entries()) {
+    send(name, priority, 200);
+    while (order.length === 0 && (await server.metrics()).waiting <= i) await pause(5);
+  }
+  if (!test.check(order.length === 0, 'nothing ran for as long as the others took to come')) return;
   await Promise.all(all);
   test.check(order.indexOf('urgent') <= 1, `they ended in this order: ${order.join(', ')}`);
   test.check(

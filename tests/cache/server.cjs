@@ -165,6 +165,7 @@ class Server {
       slots: pool('slots'),
       hostBlocks: pool('host_blocks'),
       fromHost: value('prompt_tokens_by_source_total', 'source="host"'),
+      diskSegments: value('cache_disk_segments'),
       fromDisk: value('prompt_tokens_by_source_total', 'source="disk"'),
     };
   }

@@ -127,12 +127,18 @@ async function sharedFolder(test) {
     const reply = await test.ask(servers[turn % 2], request, `turn ${turn + 1}`);
     if (turn % 3 === 2) await test.same(request, reply, `turn ${turn + 1}`);
   }
-  // What one wrote the other takes in when it has written something itself, once a second.
+  // What one wrote the other takes in when it has written something itself, once a second: it then
+  // knows of every file.
   const theirs = {prompt: texts.ids(556, 1200), max_tokens: 6};
+  const before = files(folder, '.fkv').length;
   await test.ask(servers[0], theirs, 'written by one');
-  await pause(1100);
-  await test.ask(servers[1], {prompt: texts.ids(570, 300), max_tokens: 2}, 'something else');
-  await pause(1100);
+  const written = () => files(folder, '.fkv').length;
+  for (let i = 0; i < 300 && written() === before; ++i) await pause(100);
+  for (let i = 0; i < 60; ++i) {
+    await test.ask(servers[1], {prompt: texts.ids(5700 + i, 300), max_tokens: 2}, 'something else');
+    await pause(1100);
+    if ((await servers[1].metrics()).diskSegments === written()) break;
+  }
   const longer = {prompt: [...theirs.prompt, ...texts.ids(580, 20)], max_tokens: 6};
   const taken = await test.ask(servers[1], longer, 'read by the other');
   await test.same(longer, taken, 'read by the other');

@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 #include "engine/test_util.h"
 #include "golden/checks.h"
+#include "ops/cuda/cuda_backend.h"
 
 namespace fathom::golden {
 namespace {
@@ -101,44 +102,75 @@ TEST(EngineCuda, HostTierAndPreemptionGiveTheSameText) {
   EXPECT_GT(warm->stats().prefix.blocks_from_host, 0u);
 }
 
+// The answers to so many prompts, all running together. Up to 12 blocks each: tables of two widths,
+// which change while a sequence grows.
+std::vector<std::vector<TokenId>> Answers(const Model& model, Engine& engine, int count) {
+  auto queue = std::make_shared<Collector>();
+  std::vector<RequestId> ids;
+  for (int i = 0; i < count; ++i) {
+    Request request = Ask(queue, Text(model, count > 16 ? 40 + i : 100 + 190 * i, 3 * i), 24);
+    request.ignore_eos = true;
+    ids.push_back(*engine.Submit(std::move(request)));
+  }
+  std::vector<std::vector<TokenId>> tokens;
+  for (const RequestId id : ids) tokens.push_back(queue->Wait(id).tokens);
+  return tokens;
+}
+
+constexpr int kMostSequences = 64;
+const EngineOptions kManySequences{.max_model_len = 4'096,
+                                   .max_num_seqs = kMostSequences,
+                                   .num_blocks = 400,
+                                   .prefix_caching = false};
+
 // Kernel by kernel on one stream is the order the other three must not differ from.
 TEST(EngineCuda, GraphsAndStreamsChangeNoToken) {
   FATHOM_NEEDS_DEVICE();
   Model& model = Demo(Device::kCuda);
-  constexpr int kMost = 64;
-  const EngineOptions options{
-      .max_model_len = 4'096, .max_num_seqs = kMost, .num_blocks = 400, .prefix_caching = false};
-  const auto answers = [&](Engine& engine, int count) {
-    auto queue = std::make_shared<Collector>();
-    std::vector<RequestId> ids;
-    for (int i = 0; i < count; ++i) {
-      // Up to 12 blocks: tables of two widths, which change while a sequence grows.
-      Request request = Ask(queue, Text(model, count > 16 ? 40 + i : 100 + 190 * i, 3 * i), 24);
-      request.ignore_eos = true;
-      ids.push_back(*engine.Submit(std::move(request)));
-    }
-    std::vector<std::vector<TokenId>> tokens;
-    for (const RequestId id : ids) tokens.push_back(queue->Wait(id).tokens);
-    return tokens;
-  };
-  const std::vector<int> counts = {1, 2, 3, 7, 16, 33, kMost};
+  const std::vector<int> counts = {1, 2, 3, 7, 16, 33, kMostSequences};
   std::vector<std::vector<std::vector<TokenId>>> right;
   {
-    auto plain = StartCuda(model, options, {.max_graph_sequences = 0, .branch_tokens = 0});
-    for (const int count : counts) right.push_back(answers(*plain, count));
+    auto plain = StartCuda(model, kManySequences, {.max_graph_sequences = 0, .branch_tokens = 0});
+    for (const int count : counts) right.push_back(Answers(model, *plain, count));
   }
   for (const CudaExecutorOptions& cuda :
        {CudaExecutorOptions{.max_graph_sequences = 0, .branch_tokens = 64},
-        CudaExecutorOptions{.max_graph_sequences = kMost, .branch_tokens = 0},
-        CudaExecutorOptions{.max_graph_sequences = kMost, .branch_tokens = 64},
+        CudaExecutorOptions{.max_graph_sequences = kMostSequences, .branch_tokens = 0},
+        CudaExecutorOptions{.max_graph_sequences = kMostSequences, .branch_tokens = 64},
         CudaExecutorOptions{.max_graph_sequences = 5, .branch_tokens = 20}}) {
-    auto engine = StartCuda(model, options, cuda);
+    auto engine = StartCuda(model, kManySequences, cuda);
     for (size_t i = 0; i < counts.size(); ++i) {
-      EXPECT_EQ(answers(*engine, counts[i]), right[i])
+      EXPECT_EQ(Answers(model, *engine, counts[i]), right[i])
           << counts[i] << " sequences, graphs up to " << cuda.max_graph_sequences
           << ", streams up to " << cuda.branch_tokens;
     }
   }
+}
+
+// Nor does what is computed together.
+TEST(EngineCuda, FusionsChangeNoToken) {
+  FATHOM_NEEDS_DEVICE();
+  Model& model = Demo(Device::kCuda);
+  auto& backend = static_cast<ops::CudaBackend&>(*model.backend);
+  const std::vector<int> counts = {1, 3, 8, 9, 33};
+  const auto answers = [&](const ops::CudaFusions& fusions) {
+    backend.Fuse(fusions);
+    auto engine = StartCuda(model, kManySequences);
+    std::vector<std::vector<std::vector<TokenId>>> all;
+    for (const int count : counts) all.push_back(Answers(model, *engine, count));
+    return all;
+  };
+  const ops::CudaFusions none = {false, false, false, false};
+  const auto right = answers(none);
+  for (bool ops::CudaFusions::*const fusion :
+       {&ops::CudaFusions::rotations, &ops::CudaFusions::norm, &ops::CudaFusions::gate,
+        &ops::CudaFusions::one_token}) {
+    ops::CudaFusions one = none;
+    one.*fusion = true;
+    EXPECT_EQ(answers(one), right) << one.rotations << one.norm << one.gate << one.one_token;
+  }
+  EXPECT_EQ(answers({true, true, true, true}), right);
+  backend.Fuse({});
 }
 
 }  // namespace

@@ -182,7 +182,9 @@ TEST(ExpertsCuda, ASingleTokenHasTheBitsOfABatch) {
        {Case{fp4, fp8, 1280, 1184, 9, 6}, Case{fp4, fp8, 320, 96, 12, 3},
         Case{fp4, fp8, 416, 2304, 8, 5}, Case{fp8, fp4, 160, 64, 5, 1},
         Case{fp8, fp8, 4608, 40, 7, 3}, Case{fp4, fp4, 512, 2048, 8, 6},
-        Case{fp4, WeightFormat::kBF16, 256, 128, 8, 6}, Case{fp4, fp8, 256, 128, 9, 7}}) {
+        Case{fp4, WeightFormat::kBF16, 256, 128, 8, 6}, Case{fp4, fp8, 256, 128, 9, 7},
+        // More tiles of outputs than blocks.
+        Case{fp4, fp8, 4352, 416, 6, 3}, Case{fp4, fp8, 4288, 1312, 3, 2}}) {
     constexpr int64_t kAll = 40;
     const Layer layer(c.routed, c.shared, c.width, c.inner, c.experts);
     const Choice choice(kAll, c.experts, c.top_k, 3);

@@ -3,6 +3,7 @@
 // device computed. The CPU backend, equal to the reference to the bit by its own tests, stands in
 // for it where the reference would take minutes.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -167,7 +168,13 @@ Result OnHost(const Fixture& f, bool with_scores, ThreadPool* pool) {
   return r;
 }
 
-Result OnDevice(const Fixture& f, bool with_scores) {
+// Which kernels OnDevice runs.
+struct Ways {
+  bool one_launch = false;
+  bool ring = kCudaCandidates;
+};
+
+Result OnDevice(const Fixture& f, bool with_scores, const Ways& ways = {}) {
   Result r;
   IndexerArgs args = ArgsOf(f, &r, with_scores);
   const int64_t tokens = f.step.num_tokens;
@@ -189,7 +196,9 @@ Result OnDevice(const Fixture& f, bool with_scores) {
   args.selected = selected.data();
   args.counts = counts.data();
   if (with_scores) args.scores = scores.data();
-  IndexerCuda(args, scratch.data(), nullptr);
+  // A single launch does without scratch: what falls back to three would not get far.
+  IndexerCuda(args, ways.one_launch ? nullptr : scratch.data(), nullptr, ways.one_launch,
+              ways.ring);
   r.q = q.Download();
   r.w = w.Download();
   r.selected = selected.Download();
@@ -518,6 +527,172 @@ TEST(IndexerCuda, PaddingSelectsNothing) {
   for (int i = 0; i < c.top_k; ++i) {
     EXPECT_EQ(got.selected[i], expected.selected[i]);
     EXPECT_EQ(got.selected[c.top_k + i], -1);
+  }
+}
+
+void ExpectSame(const Result& got, const Result& expected) {
+  EXPECT_EQ(got.selected, expected.selected);
+  EXPECT_EQ(got.counts, expected.counts);
+  EXPECT_TRUE(SameFloats(got.q, expected.q)) << "queries";
+  EXPECT_TRUE(SameFloats(got.w, expected.w)) << "weights";
+}
+
+void ExpectOneLaunchGivesTheSame(const Fixture& f) {
+  SCOPED_TRACE(testing::Message() << "format " << static_cast<int>(f.c.format) << " heads "
+                                  << f.c.heads << " top_k " << f.c.top_k << " data "
+                                  << static_cast<int>(f.c.data) << " page " << f.c.rows_per_page
+                                  << " tokens " << f.step.num_tokens);
+  ExpectSame(OnDevice(f, false, {.one_launch = true}),
+             OnDevice(f, false, {.one_launch = false, .ring = false}));
+}
+
+constexpr RowFormat kPackedFormats[] = {RowFormat::kFp4Index, RowFormat::kFp8Index,
+                                        RowFormat::kBf16};
+
+TEST(IndexerCuda, FewTokensOfShortContexts) {
+  FATHOM_NEEDS_DEVICE();
+  constexpr int32_t kVisible[] = {4096, 513, 0, 2048, 511, 4095, 1, 512};
+  for (const RowFormat format : kPackedFormats) {
+    for (const int heads : {8, 13, 64, 128}) {
+      for (const Data data : {Data::kNormal, Data::kWildScales, Data::kTies}) {
+        for (int32_t tokens = 1; tokens <= 8; ++tokens) {
+          if (heads % 64 != 0 && tokens % 3 != 1) continue;
+          Case c;
+          c.format = format;
+          c.heads = heads;
+          c.top_k = 512;
+          c.rows_per_page = tokens % 4 == 2 ? 128 : 64;
+          c.data = data;
+          c.seed = static_cast<uint64_t>(tokens);
+          for (int32_t t = 0; t < tokens; ++t) {
+            const int32_t visible = kVisible[(t + heads) % 8];
+            c.parts.push_back({std::max(0, 4 * visible - 1), 1});
+          }
+          ExpectOneLaunchGivesTheSame(Fixture(c));
+        }
+      }
+    }
+  }
+}
+
+// Tokens of one prompt, whose rows begin and end within tiles and which may all be selected.
+TEST(IndexerCuda, FewTokensOfOneSequenceInOneLaunch) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : kPackedFormats) {
+    for (const int32_t first : {0, 61, 250, 1021, 5000, 16'376}) {
+      for (const int top_k : {1, 16, 512, 5000}) {
+        Case c;
+        c.format = format;
+        c.heads = 64;
+        c.top_k = top_k;
+        c.data = first == 5000 ? Data::kTies : Data::kNormal;
+        c.parts = {{first, 8}};
+        ExpectOneLaunchGivesTheSame(Fixture(c));
+      }
+    }
+  }
+}
+
+// Gives a head a query that FP4 keys take the slow way: its blocks' scales lie far apart.
+void MakeUnaligned(Fixture* f, int64_t token, int head) {
+  std::mt19937_64 random(5);
+  std::normal_distribution<float> normal;
+  float* const q = f->q.data() + (token * f->c.heads + head) * kIndexDim;
+  float wanted[64];  // of the first two blocks after the Hadamard rotation, and of the last two
+  for (int i = 0; i < 64; ++i) wanted[i] = i < 32 ? normal(random) : normal(random) * 0x1p-6f;
+  std::fill(q, q + kIndexDim, 0.0f);
+  for (unsigned i = 0; i < 64; ++i) {
+    for (unsigned j = 0; j < 64; ++j) {
+      q[i] += (std::popcount(i & j) % 2 == 0 ? 0.125f : -0.125f) * wanted[j];
+    }
+  }
+}
+
+TEST(IndexerCuda, OneLaunchWithUnalignedQueries) {
+  FATHOM_NEEDS_DEVICE();
+  for (const int heads : {8, 64}) {
+    Case c;
+    c.heads = heads;
+    c.top_k = 512;
+    c.parts = {{9000, 1}, {12'000, 2}, {16'383, 1}};
+    Fixture f(c);
+    MakeUnaligned(&f, 0, 5);
+    MakeUnaligned(&f, 2, heads - 1);
+    ExpectOneLaunchGivesTheSame(f);
+  }
+}
+
+TEST(IndexerCuda, OneLaunchWithNanWeightsAndPadding) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : kPackedFormats) {
+    Case c;
+    c.format = format;
+    c.top_k = 512;
+    c.parts = {{9000, 1}, {4096, 1}, {3000, 1}, {16'383, 1}, {700, 1}};
+    Fixture f(c);
+    f.w[3] = std::nanf("");       // every score of the first token
+    f.w[2 * c.heads] = INFINITY;  // of the third: inf where the dot is positive, else NaN
+    f.position[1] = f.position[4] = -1;
+    ExpectOneLaunchGivesTheSame(f);
+  }
+}
+
+void ExpectRingGivesTheSame(const Fixture& f) {
+  SCOPED_TRACE(testing::Message() << "format " << static_cast<int>(f.c.format) << " heads "
+                                  << f.c.heads << " data " << static_cast<int>(f.c.data) << " page "
+                                  << f.c.rows_per_page << " tokens " << f.step.num_tokens);
+  for (const bool with_scores : {true, false}) {
+    const Result got = OnDevice(f, with_scores, {.one_launch = false, .ring = true});
+    const Result expected = OnDevice(f, with_scores, {.one_launch = false, .ring = false});
+    ExpectSame(got, expected);
+    EXPECT_TRUE(SameFloats(got.scores, expected.scores)) << "scores";
+  }
+}
+
+// Some 140 tiles a block: every stage is filled more than ten times. The second case's blocks have
+// several tokens each, whose rings end at any stage.
+TEST(IndexerCuda, ScansGoThroughTheirRingManyTimes) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : kPackedFormats) {
+    for (const int heads : {8, 13, 32, 64, 128}) {
+      for (const Data data : {Data::kNormal, Data::kWildScales, Data::kTies}) {
+        Case c;
+        c.format = format;
+        c.heads = heads;
+        c.top_k = 512;
+        c.data = data;
+        c.max_pages = 301;
+        c.rows_per_page = heads == 32 ? 256 : 64;
+        c.parts = {{1'200'000, 1}, {1'199'743, 1}, {77, 1},        {640'001, 1}, {1'048'575, 1},
+                   {2100, 1},      {0, 1},         {1'500'000, 1}, {999'999, 1}, {1'111'111, 1}};
+        if (data == Data::kNormal) {
+          ExpectRingGivesTheSame(Fixture(c));
+        }
+        c.parts.clear();
+        for (int32_t s = 0; s < 220; ++s) c.parts.push_back({s * 7919 % 20'011, 1});
+        ExpectRingGivesTheSame(Fixture(c));
+      }
+    }
+  }
+}
+
+TEST(IndexerCuda, RingWithUnusualQueriesWeightsAndPadding) {
+  FATHOM_NEEDS_DEVICE();
+  for (const int heads : {8, 64}) {
+    Case c;
+    c.heads = heads;
+    c.top_k = 64;
+    c.max_pages = 301;
+    for (int32_t s = 0; s < 40; ++s) c.parts.push_back({70'000 - 1701 * s, 1});
+    Fixture f(c);
+    MakeUnaligned(&f, 3, 5);
+    MakeUnaligned(&f, 17, heads - 1);
+    f.w[int64_t{5} * heads] = std::nanf("");
+    f.w[int64_t{6} * heads] = INFINITY;
+    f.w[int64_t{7} * heads + 1] = 0x1p110f;  // does not bear the ring's factor
+    f.w[int64_t{8} * heads + 1] = 0x1p-120f;
+    f.position[0] = f.position[20] = f.position[39] = -1;
+    ExpectRingGivesTheSame(f);
   }
 }
 

@@ -23,7 +23,13 @@ struct RunOptions {
   bool alias = false;        // out is q
   bool f32_queries = false;  // float32 activations whatever the numerics
   Rotary rotary = Rotary::kNobody;
+  AttentionTrial trial = {};
 };
+
+constexpr AttentionTrial kMeasured = {.candidate = false};
+constexpr AttentionTrial kCandidate = {.candidate = true};
+// With as many ranges as the measured kernel: then all bits are its.
+constexpr AttentionTrial kCandidateOfEight = {.candidate = true, .max_ranges = 8};
 
 // A step's rotary tables [T, 64].
 std::vector<float> RotaryTables(const StepView& step) {
@@ -101,7 +107,7 @@ std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions&
     EXPECT_TRUE(SparseAttentionCudaFuses(args));
     args.rope = rope.data();
   }
-  SparseAttentionCuda(args, scratch.data(), nullptr);
+  SparseAttentionCuda(args, scratch.data(), nullptr, options.trial);
   std::vector<float> result = options.alias ? q.Download() : out.Download();
   if (options.rotary == Rotary::kOtherOps) RotateBack(tables, args.heads, &result);
   return result;
@@ -222,11 +228,92 @@ TEST(SparseAttentionCuda, PositionsNearTheLastOfAMillionMatchReference) {
   FATHOM_NEEDS_DEVICE();
   for (RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
     for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
-      ExpectMatchesReference({.sequences = {{1'048'570, 6}},
-                              .compressed = Compressed::kHca,
-                              .format = format,
-                              .numerics = numerics});
+      for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
+        ExpectMatchesReference({.sequences = {{1'048'570, 6}},
+                                .compressed = Compressed::kHca,
+                                .format = format,
+                                .numerics = numerics},
+                               {.trial = trial});
+      }
     }
+  }
+}
+
+// More ranges than a portable cluster has blocks, of equal and of different lengths, and blocks of
+// padding heads alone.
+TEST(SparseAttentionCuda, MoreThanEightRangesMatchReference) {
+  FATHOM_NEEDS_DEVICE();
+  // Tiles: 43, 53, 64, 80, 98.
+  for (const int32_t position : {330'000, 413'000, 507'700, 639'000, 786'431}) {
+    for (const int heads : {4, 8, 16, 17, 64, 128}) {
+      for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
+        if (format == RowFormat::kBf16 && heads != 17) continue;
+        if (heads == 128 && position != 413'000) continue;
+        SCOPED_TRACE(testing::Message() << "position " << position << " heads " << heads
+                                        << " format " << static_cast<int>(format));
+        AttentionScenario scenario({.sequences = {{position, 2}, {40, 1}},
+                                    .heads = heads,
+                                    .compressed = Compressed::kHca,
+                                    .format = format});
+        const std::vector<float> expected = AttendReference(scenario);
+        for (const int ranges : {0, 9, 11, 16}) {
+          if (ranges > 8 && SparseAttentionCudaClusters(ranges) == 0) continue;
+          const AttentionTrial trial = {.candidate = true, .max_ranges = ranges};
+          EXPECT_LT(RelativeL2(AttendOnDevice(scenario, {.trial = trial}), expected),
+                    Tolerance(Numerics::kProduct))
+              << "at most " << ranges << " ranges";
+        }
+      }
+    }
+  }
+}
+
+// With the same ranges the candidate's bits are the measured kernel's.
+TEST(SparseAttentionCuda, TheCandidateHasTheBitsOfTheMeasuredKernel) {
+  FATHOM_NEEDS_DEVICE();
+  const auto expect_same_bits = [](const ScenarioOptions& options) {
+    AttentionScenario scenario(options);
+    for (const Rotary rotary : {Rotary::kNobody, Rotary::kAttention}) {
+      SCOPED_TRACE(testing::Message()
+                   << "first " << options.sequences[0].first << " tokens "
+                   << options.sequences[0].tokens << " heads " << options.heads << " compressed "
+                   << static_cast<int>(options.compressed) << " format "
+                   << static_cast<int>(options.format) << " rotary " << static_cast<int>(rotary));
+      const std::vector<float> expected =
+          AttendOnDevice(scenario, {.rotary = rotary, .trial = kMeasured});
+      EXPECT_EQ(AttendOnDevice(scenario, {.rotary = rotary, .trial = kCandidateOfEight}), expected);
+    }
+  };
+  uint64_t seed = 300;
+  for (const Compressed compressed : {Compressed::kNone, Compressed::kCsa, Compressed::kHca}) {
+    for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
+      for (const auto& sequences : Steps()) {
+        for (const int heads : {1, 17, 64, 128}) {
+          if (heads != 17 && sequences[0].tokens > 100) continue;
+          expect_same_bits({.sequences = sequences,
+                            .heads = heads,
+                            .compressed = compressed,
+                            .format = format,
+                            .seed = ++seed});
+        }
+      }
+      for (const int heads : {4, 64, 128}) {
+        expect_same_bits({.sequences = {{5'000, 1}, {70'000, 3}, {131'000, 1}, {9, 1}},
+                          .heads = heads,
+                          .compressed = compressed,
+                          .top_k = 1024,
+                          .format = format,
+                          .seed = ++seed});
+      }
+    }
+  }
+  expect_same_bits({.sequences = {{1'048'570, 6}}, .heads = 64, .compressed = Compressed::kHca});
+  // A ring of another length, and one as long as the window.
+  for (const int32_t ring_rows : {kWindow, 517}) {
+    expect_same_bits({.sequences = {{1'000'003, 2}, {130, 1}},
+                      .heads = 16,
+                      .compressed = Compressed::kHca,
+                      .ring_rows = ring_rows});
   }
 }
 
@@ -264,6 +351,40 @@ TEST(SparseAttentionCuda, BitsDependOnNoChunkOrBatch) {
   }
 }
 
+TEST(SparseAttentionCuda, BitsOfManyRangesDependOnNoChunkOrBatch) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
+    for (const int ranges : {-1, 0, 16}) {  // -1: the measured kernel
+      if (ranges > 8 && SparseAttentionCudaClusters(ranges) == 0) continue;
+      const AttentionTrial trial = {.candidate = ranges >= 0, .max_ranges = std::max(ranges, 0)};
+      // The second one passes from 15 to 16 ranges of five tiles.
+      for (const int32_t first : {419'900, 598'000, 1'048'000}) {
+        SCOPED_TRACE(testing::Message() << "first " << first << " ranges " << ranges << " format "
+                                        << static_cast<int>(format));
+        const int32_t tokens = 300;
+        ScenarioOptions options{.sequences = {{first, tokens}},
+                                .heads = 20,
+                                .compressed = Compressed::kHca,
+                                .format = format};
+        AttentionScenario whole(options);
+        const std::vector<float> expected = AttendOnDevice(whole, {.trial = trial});
+        const int64_t width = int64_t{options.heads} * kHeadDim;
+        int32_t begin = 0;
+        for (const int32_t count : {1, 2, 130, 40, 7, 120}) {
+          options.sequences = {{first + begin, count}, {300, 2}};
+          AttentionScenario chunk(options);
+          const std::vector<float> got = AttendOnDevice(chunk, {.trial = trial});
+          EXPECT_TRUE(std::equal(got.begin(), got.begin() + count * width,
+                                 expected.begin() + begin * width))
+              << "tokens " << begin << " to " << begin + count;
+          begin += count;
+        }
+        ASSERT_EQ(begin, tokens);
+      }
+    }
+  }
+}
+
 TEST(SparseAttentionCuda, OutputMayAliasTheQuery) {
   FATHOM_NEEDS_DEVICE();
   for (int32_t tokens : {2, 300}) {
@@ -279,23 +400,42 @@ TEST(SparseAttentionCuda, OutputMayAliasTheQuery) {
 }
 
 // The queries' norm and rotation and the output's rotation within the kernel: the same bits as by
-// the other ops.
+// the other ops, also where the output takes the queries' place while other ranges of the token may
+// still be at work.
 TEST(SparseAttentionCuda, FusedRotationsHaveTheBitsOfTheOtherOps) {
   FATHOM_NEEDS_DEVICE();
   const auto expect_same_bits = [](const ScenarioOptions& options) {
-    SCOPED_TRACE(testing::Message()
-                 << "heads " << options.heads << " compressed "
-                 << static_cast<int>(options.compressed) << " format "
-                 << static_cast<int>(options.format) << " tokens " << options.sequences[0].tokens);
     AttentionScenario scenario(options);
-    const std::vector<float> expected = AttendOnDevice(scenario, {.rotary = Rotary::kOtherOps});
-    EXPECT_EQ(AttendOnDevice(scenario, {.rotary = Rotary::kAttention}), expected);
-    EXPECT_EQ(AttendOnDevice(scenario, {.alias = true, .rotary = Rotary::kAttention}), expected);
+    for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
+      SCOPED_TRACE(testing::Message()
+                   << "heads " << options.heads << " compressed "
+                   << static_cast<int>(options.compressed) << " format "
+                   << static_cast<int>(options.format) << " first " << options.sequences[0].first
+                   << " tokens " << options.sequences[0].tokens << " candidate "
+                   << trial.candidate);
+      const std::vector<float> expected =
+          AttendOnDevice(scenario, {.rotary = Rotary::kOtherOps, .trial = trial});
+      for (const bool alias : {false, true}) {
+        const RunOptions run = {.alias = alias, .rotary = Rotary::kAttention, .trial = trial};
+        EXPECT_EQ(AttendOnDevice(scenario, run), expected) << "alias " << alias;
+      }
+    }
   };
   for (const Compressed compressed : {Compressed::kNone, Compressed::kCsa, Compressed::kHca}) {
+    // Several ranges where there are compressed rows.
+    const int32_t first = compressed == Compressed::kHca ? 40'000 : 3000;
     for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
       for (const int heads : {4, 8, 16, 64, 128}) {
-        expect_same_bits({.sequences = {{3000, 1}},
+        for (const int32_t tokens : {1, 3, 8}) {
+          if (tokens > 1 && heads < 64) continue;
+          expect_same_bits({.sequences = {{first, tokens}},
+                            .heads = heads,
+                            .compressed = compressed,
+                            .top_k = 512,
+                            .format = format});
+        }
+        // A token of each sequence, as in decode, of one range and of several.
+        expect_same_bits({.sequences = {{first, 1}, {100, 1}, {first + 9'000, 1}, {0, 1}},
                           .heads = heads,
                           .compressed = compressed,
                           .top_k = 512,
@@ -307,6 +447,10 @@ TEST(SparseAttentionCuda, FusedRotationsHaveTheBitsOfTheOtherOps) {
                         .top_k = 512,
                         .format = format});
     }
+  }
+  for (const int32_t tokens : {1, 3, 8}) {
+    expect_same_bits(
+        {.sequences = {{900'000, tokens}, {700, 1}}, .heads = 64, .compressed = Compressed::kHca});
   }
 }
 
@@ -321,7 +465,10 @@ TEST(SparseAttentionCuda, LargeScalesMatchReference) {
     }
   }
   const std::vector<float> expected = AttendReference(scenario);
-  EXPECT_LT(RelativeL2(AttendOnDevice(scenario), expected), Tolerance(Numerics::kProduct));
+  for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
+    EXPECT_LT(RelativeL2(AttendOnDevice(scenario, {.trial = trial}), expected),
+              Tolerance(Numerics::kProduct));
+  }
 }
 
 TEST(SparseAttentionCuda, AStoredNanIsNotHidden) {
@@ -329,9 +476,11 @@ TEST(SparseAttentionCuda, AStoredNanIsNotHidden) {
   for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
     AttentionScenario scenario({.sequences = {{300, 2}}, .numerics = numerics});
     *scenario.args().step_rows.data(0, 1) = std::byte{0x7f};
-    const std::vector<float> out = AttendOnDevice(scenario);
-    EXPECT_FALSE(std::isnan(out[0]));  // sees the first token only
-    EXPECT_TRUE(std::isnan(out[out.size() / 2]));
+    for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
+      const std::vector<float> out = AttendOnDevice(scenario, {.trial = trial});
+      EXPECT_FALSE(std::isnan(out[0]));  // sees the first token only
+      EXPECT_TRUE(std::isnan(out[out.size() / 2]));
+    }
   }
 }
 
@@ -340,14 +489,18 @@ TEST(SparseAttentionCuda, PaddingIsLeftAlone) {
   FATHOM_NEEDS_DEVICE();
   AttentionScenario scenario(
       {.sequences = {{900, 2}, {40, 1}}, .heads = 16, .compressed = Compressed::kCsa});
-  const std::vector<float> expected = AttendOnDevice(scenario);
-  std::vector<int32_t> position = CopyOf(scenario.step().position, 3);
+  const std::vector<int32_t> whole = CopyOf(scenario.step().position, 3);
+  std::vector<int32_t> position = whole;
   position[2] = -1;
-  scenario.step().position = position.data();
-  const std::vector<float> got = AttendOnDevice(scenario);
-  const int64_t width = 16 * kHeadDim;
-  EXPECT_TRUE(std::equal(got.begin(), got.begin() + 2 * width, expected.begin()));
-  for (int64_t i = 2 * width; i < 3 * width; ++i) ASSERT_TRUE(std::isnan(got[i]));
+  for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
+    scenario.step().position = whole.data();
+    const std::vector<float> expected = AttendOnDevice(scenario, {.trial = trial});
+    scenario.step().position = position.data();
+    const std::vector<float> got = AttendOnDevice(scenario, {.trial = trial});
+    const int64_t width = 16 * kHeadDim;
+    EXPECT_TRUE(std::equal(got.begin(), got.begin() + 2 * width, expected.begin()));
+    for (int64_t i = 2 * width; i < 3 * width; ++i) ASSERT_TRUE(std::isnan(got[i]));
+  }
 }
 
 }  // namespace

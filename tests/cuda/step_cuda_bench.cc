@@ -135,7 +135,9 @@ class Bench {
       std::printf("\n");
     }
     Profile();
-    for (const Case& c : {Case{4'096, 1}, Case{4'096, 8}, Case{1'048'000, 1}}) Parts(c);
+    const Case profiled[] = {{4'096, 1}, {4'096, 8}, {1'048'000, 1}};
+    for (const Case& c : profiled) Fusions(c);
+    for (const Case& c : profiled) Parts(c);
   }
 
  private:
@@ -305,6 +307,50 @@ class Bench {
     run("prefill, the last chunk", 1);
   }
 
+  // Seconds of a captured step, median.
+  double Captured(Pass& pass, const StepArrays::Uploaded& step) {
+    const auto graph = ops::CudaGraph::Capture(backend_, [&] { pass.Run(step); });
+    std::vector<double> seconds;
+    for (int i = 0; i < 24; ++i) {
+      const auto begin = Clock::now();
+      graph.Launch();
+      backend_.Wait();
+      if (i >= 4) seconds.push_back(Since(begin));
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+
+  // A captured step of decoding with each fusion and without it, the others as the backend has
+  // them.
+  void Fusions(const Case& c) {
+    Pass pass(*this, backend_, kStreams, kGpuBranchTokens);
+    StepPlan plan;
+    PlanDecode(c, c.context, &plan);
+    const StepArrays::Uploaded step = pass.arrays.Upload(plan);
+    std::printf("fusion,context,streams,ms_with,ms_without,gain_us\n");
+    const std::pair<const char*, bool ops::CudaFusions::*> fusions[] = {
+        {"rotations", &ops::CudaFusions::rotations},
+        {"norm", &ops::CudaFusions::norm},
+        {"gate", &ops::CudaFusions::gate},
+        {"one_token", &ops::CudaFusions::one_token}};
+    for (const auto& [name, member] : fusions) {
+      double ms[2];
+      for (const bool on : {true, false}) {
+        ops::CudaFusions some;
+        some.*member = on;
+        backend_.Fuse(some);
+        pass.Run(step);  // what grows on demand has grown before the capture
+        backend_.Wait();
+        ms[on ? 0 : 1] = 1e3 * Captured(pass, step);
+      }
+      std::printf("%s,%ld,%d,%.3f,%.3f,%.1f\n", name, c.context, c.streams, ms[0], ms[1],
+                  1e3 * (ms[1] - ms[0]));
+      std::fflush(stdout);
+    }
+    backend_.Fuse({});
+  }
+
   // What a captured step of decoding takes less without the ops of a name. Their results of an
   // earlier step stay where they are.
   void Parts(const Case& c) {
@@ -315,16 +361,7 @@ class Bench {
     const StepArrays::Uploaded step = pass.arrays.Upload(plan);
     const auto seconds_without = [&](const std::string& name) {
       partial.LeaveOut(name);
-      const auto graph = ops::CudaGraph::Capture(backend_, [&] { pass.Run(step); });
-      std::vector<double> seconds;
-      for (int i = 0; i < 24; ++i) {
-        const auto begin = Clock::now();
-        graph.Launch();
-        backend_.Wait();
-        if (i >= 4) seconds.push_back(Since(begin));
-      }
-      std::sort(seconds.begin(), seconds.end());
-      return seconds[seconds.size() / 2];
+      return Captured(pass, step);
     };
     const double whole = seconds_without("");
     std::printf("# captured step, context %ld, %d streams: %.3f ms; less without\n", c.context,

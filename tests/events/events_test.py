@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 import unittest
 import urllib.request
 
@@ -71,6 +72,17 @@ class Server:
         return self.post("/v1/completions",
                          {"prompt": prompt, "max_tokens": 4, "temperature": 0, **fields})
 
+    def settle(self, events):
+        """Takes what arrives until nothing runs and all that was published is there."""
+        quiet = 0
+        deadline = time.monotonic() + 60
+        while quiet < 3:
+            assert time.monotonic() < deadline, "events are missing"
+            events.receive_for(0.1)
+            there = self.metric("num_requests_running") == 0
+            there = there and self.metric("kv_event_batches_total") == (events.next or 0)
+            quiet = quiet + 1 if there else 0
+
     def subscribe(self, **options):
         """A subscriber whose subscription has taken effect."""
         events = Subscriber(self.endpoint, self.replay_endpoint, **options)
@@ -90,7 +102,7 @@ class Events(unittest.TestCase):
             before = len(events.events)
             prompt = server.tokens(1000, 1)
             server.complete(prompt)
-            events.receive_for(0.5)
+            server.settle(events)
             stored = [e for e in events.events[before:] if e["type"] == "BlockStored"]
             self.assertEqual(sum((e["token_ids"] for e in stored), []), prompt[: 3 * BLOCK])
             self.assertIsNone(stored[0]["parent_block_hash"])
@@ -101,7 +113,7 @@ class Events(unittest.TestCase):
                 self.assertEqual(event["extra_keys"], [None] * len(event["block_hashes"]))
             before = len(events.events)
             warm = server.complete(prompt)["usage"]
-            events.receive_for(0.5)
+            server.settle(events)
             self.assertGreater(warm["prompt_tokens_details"]["cached_tokens"], 3 * BLOCK)
             self.assertEqual(events.events[before:], [])
 
@@ -127,7 +139,7 @@ class Events(unittest.TestCase):
             for prompt in prompts:
                 reply = server.complete(prompt, return_token_ids=True)
                 sessions.append(prompt + reply["choices"][0]["token_ids"])
-            events.receive_for(0.5)
+            server.settle(events)
             self.assertTrue(any(e["type"] == "BlockRemoved" for e in events.events))
             self.assertLessEqual(len(events.blocks), 2 * 2048 // BLOCK)
             # A path ends where a session can go on: its next turn skips all blocks of the path.
@@ -140,7 +152,7 @@ class Events(unittest.TestCase):
                 usage = server.complete(session + [5, 6, 7])["usage"]
                 self.assertGreaterEqual(usage["prompt_tokens_details"]["cached_tokens"], announced)
                 resumed += announced > 0
-                events.receive_for(0.5)  # it may have pushed out others
+                server.settle(events)  # it may have pushed out others
             self.assertGreater(resumed, 1)
 
     def test_salted_blocks_say_so_and_keep_the_salt_to_themselves(self):
@@ -150,7 +162,7 @@ class Events(unittest.TestCase):
             server.complete(prompt)
             server.complete(prompt, cache_salt="tenant-7")
             server.complete(prompt, cache_salt="tenant-8")
-            events.receive_for(0.5)
+            server.settle(events)
             plain, first, second = [
                 e for e in events.events
                 if e["type"] == "BlockStored" and e["token_ids"][:BLOCK] == prompt[:BLOCK]]

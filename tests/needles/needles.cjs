@@ -181,7 +181,12 @@ async function main() {
   if (options.tokens <= 100000) rows.forEach((row) => console.log(row));
   const longest = Math.max(...lengths);
   const most = options.concurrency * Math.ceil((longest + 40) / blockTokens);
-  const end = await metrics();
+  // A reply ends a moment before its units are back.
+  let end = await metrics();
+  for (let i = 0; i < 300 && (end.slots !== 0 || end.blocks !== start.blocks); ++i) {
+    await new Promise((resolve) => setTimeout(resolve, 100));
+    end = await metrics();
+  }
   console.log(`${right} of ${tasks.length} right at about ${options.tokens} tokens in ` +
     `${((Date.now() - began) / 1000).toFixed(1)} s; blocks in use at most ${highest}, ` +
     `${options.concurrency} sequences of ${longest} tokens need ${most}`);

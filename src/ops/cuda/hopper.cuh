@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "ops/cuda/candidates.h"
 #include "ops/cuda/common.cuh"
 
 namespace fathom::ops::cuda {
@@ -337,18 +338,27 @@ __device__ inline void LetNextStart() {
 template <class... Parameters, class... Arguments>
 void LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, int64_t shared_bytes,
                       CudaStream stream, unsigned cluster, Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {cluster, 1, 1};
+  cudaLaunchAttribute attributes[3];
+  unsigned count = 0;
+  attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
+  if constexpr (kCudaCandidates) {
+    // One split of L1 and shared memory for all: a multiprocessor changes it only when it is empty,
+    // and kernels that differ in it cannot overlap.
+    attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[count++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
+  config.numAttrs = count;
   FATHOM_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 

@@ -119,8 +119,45 @@ struct PartAccumulator {
   }
 };
 
+// The same of what StreamRuns gives, segment by segment. kWhole: of kAll, else of a half.
+template <bool kWhole>
+struct PartRuns {
+  static constexpr int kCount = kWhole ? kSegments : kHalf;
+  int first;  // segment
+  int kept = 0;
+  float total[2] = {};
+
+  __device__ explicit PartRuns(Part part) : first(part == Part::kUpper ? kHalf : 0) {}
+
+  // At the end of a segment, the last one of a tile's when `last`: `sums` is then complete.
+  __device__ void Add(float (&sum)[1][4], bool last, PartSums& sums) {
+    total[0] += sum[0][0], total[1] += sum[0][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[0][i] = 0;
+    if (kWhole || first == 0) {
+      if (last) Keep(0, sums);
+      return;
+    }
+    Keep(kept++, sums);
+    if (!last) return;
+    // Empty segments have no place of their own: zeros after the others add nothing.
+    while (kept < kHalf) Keep(kept++, sums);
+    kept = 0;
+  }
+
+ private:
+  __device__ void Keep(int i, PartSums& sums) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane % 4 == 0) sums.value[i][lane / 4] = total[0], sums.value[i][lane / 4 + 8] = total[1];
+    total[0] = total[1] = 0;
+  }
+};
+
+// Of a third block on a multiprocessor.
+using SingleRing = SkinnyRing<Format::kFp4Block32, kSkinnyResident == 3>;
+
 struct SingleUpShared {
-  SkinnyRing ring[kSegments];
+  SingleRing ring[kSegments];
   PartSums part[kSegments];
 };
 
@@ -129,7 +166,7 @@ struct SingleUpShared {
 // whose inputs they halve: every warp reads about as many bytes. The first blocks are the routed
 // slots'. Dynamic shared memory: SingleUpShared, then z.
 template <Format kRouted, Format kShared, class Z, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
+__global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
     SingleUp(const __grid_constant__ SingleToken p, Preparation<Z> z, T* a) {
   auto& s = SharedOf<SingleUpShared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -163,7 +200,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     wait();
   }
   const CudaWeightView& w = p.table[SingleExpert(p, slot) * 3 + 2 * matrix];
-  const auto run = [&]<Format F>() {
+  const auto run = [&]<Format F, bool kWhole>() {
     const FreshRow<F> fresh{SharedAddress(&s + 1)};
     const auto ready = [&] {
       if (!routed) wait();
@@ -174,19 +211,27 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
       __syncthreads();
     };
     const PartUnits mine(part, z.units);
-    PartAccumulator sums(part, z.units);
-    StreamUnits<F, 1>(
-        s.ring[warp], mine.end > mine.begin ? 1 : 0, z.units, mine.begin, mine.end - mine.begin,
-        SingleCursor<F>(w, fresh, tile, 0), ready,
-        [&](const auto&, int unit, float(&sum)[1][4]) { sums.Add(unit, sum, s.part[warp]); });
+    const SingleCursor<F> cursor(w, fresh, tile, 0);
+    if constexpr (kCudaCandidates) {
+      PartRuns<kWhole> sums(part);
+      StreamRuns<F, 1, PartRuns<kWhole>::kCount>(
+          s.ring[warp], 1, z.units, sums.first, cursor, ready,
+          [&](const auto&, float(&sum)[1][4], bool last) { sums.Add(sum, last, s.part[warp]); });
+    } else {
+      PartAccumulator sums(part, z.units);
+      StreamUnits<F, 1>(
+          s.ring[warp], mine.end > mine.begin ? 1 : 0, z.units, mine.begin, mine.end - mine.begin,
+          cursor, ready,
+          [&](const auto&, int unit, float(&sum)[1][4]) { sums.Add(unit, sum, s.part[warp]); });
+    }
     if (mine.begin == mine.end && lane < kTile) {  // the lower half of a single unit
       for (int i = 0; i < kHalf; ++i) s.part[warp].value[i][lane] = 0;
     }
   };
   if (routed) {
-    run.template operator()<kRouted>();
+    run.template operator()<kRouted, true>();
   } else {
-    run.template operator()<kShared>();
+    run.template operator()<kShared, false>();
   }
   SyncNamed(1 + warp / width, 32 * width);
   const int o = tile * kTile + lane;
@@ -201,7 +246,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
 }
 
 struct SingleDownShared {
-  SkinnyRing ring[kSegments];
+  SingleRing ring[kSegments];
   PartSums part[2][kSegments];  // two tiles in turn: one barrier a tile
 };
 
@@ -209,7 +254,7 @@ struct SingleDownShared {
 // one's halves; a block works on one tile of 16 outputs after the other. Dynamic shared memory:
 // SingleDownShared, then a [kSegments - 1][units * 128].
 template <Format kRouted, Format kShared, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
+__global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
     SingleDown(const __grid_constant__ SingleToken p, const T* a, T* y) {
   auto& s = SharedOf<SingleDownShared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -238,7 +283,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     }
     tile += step;
   };
-  const auto run = [&]<Format F>() {
+  const auto run = [&]<Format F, bool kWhole>() {
     const FreshRow<F> fresh{SharedAddress(&s + 1) +
                             static_cast<uint32_t>((routed ? warp : kLower) * units * kUnit * 2)};
     const auto ready = [&] {
@@ -256,12 +301,22 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
       }
       __syncwarp();
     };
-    PartAccumulator sums(part, units);
-    StreamUnits<F, 1>(s.ring[warp], jobs, units, mine.begin, mine.end - mine.begin,
-                      SingleCursor<F>(w, fresh, tile, step), ready,
-                      [&](const auto&, int unit, float(&sum)[1][4]) {
-                        if (sums.Add(unit, sum, s.part[index % 2][warp])) finish();
-                      });
+    const SingleCursor<F> cursor(w, fresh, tile, step);
+    if constexpr (kCudaCandidates) {
+      PartRuns<kWhole> sums(part);
+      StreamRuns<F, 1, PartRuns<kWhole>::kCount>(s.ring[warp], jobs, units, sums.first, cursor,
+                                                 ready,
+                                                 [&](const auto&, float(&sum)[1][4], bool last) {
+                                                   sums.Add(sum, last, s.part[index % 2][warp]);
+                                                   if (last) finish();
+                                                 });
+    } else {
+      PartAccumulator sums(part, units);
+      StreamUnits<F, 1>(s.ring[warp], jobs, units, mine.begin, mine.end - mine.begin, cursor, ready,
+                        [&](const auto&, int unit, float(&sum)[1][4]) {
+                          if (sums.Add(unit, sum, s.part[index % 2][warp])) finish();
+                        });
+    }
   };
   if (!works) {
     WaitForPrevious();
@@ -270,11 +325,17 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     }
     for (int i = 0; i < jobs; ++i) finish();
   } else if (routed) {
-    run.template operator()<kRouted>();
+    run.template operator()<kRouted, true>();
   } else {
-    run.template operator()<kShared>();
+    run.template operator()<kShared, false>();
   }
 }
+
+// Of Flash: three blocks of SingleUp, or two of it and one of SingleDown.
+static_assert(kSkinnyResident == 2 ||
+              (sizeof(SingleUpShared) + 2 * 4096 <= kThirdBytes &&
+               2 * (sizeof(SingleUpShared) + 2 * 4096) + sizeof(SingleDownShared) + 2 * 7 * 2048 <=
+                   3 * kThirdBytes));
 
 // Bytes of shared memory of the two kernels.
 inline int64_t SingleUpBytes(int hidden) {
@@ -294,12 +355,14 @@ void LaunchSingle(const SingleToken& p, const MatrixView& z, T* a, T* y, cudaStr
   const auto up = SingleUp<kRouted, kShared, Z, T>;
   const int64_t up_bytes = SingleUpBytes(p.hidden);
   AllowShared(up, up_bytes);
+  PreferShared(up);
   LaunchOverlapped(up, SingleUpBlocks(p.inner, p.top_k, 2) + SingleUpBlocks(p.inner, 1, 4),
                    kSkinnyThreads, up_bytes, stream, 1, p,
                    MakePreparation<Z>(z, Form::kQuantised, nullptr), a);
   const auto down = SingleDown<kRouted, kShared, T>;
   const int64_t down_bytes = SingleDownBytes(p.inner);
   AllowShared(down, down_bytes);
+  PreferShared(down);
   const auto tiles = static_cast<int>(Blocks(p.hidden, kTile));
   LaunchOverlapped(down, Blocks(tiles, Blocks(tiles, kSkinnyBlocks)), kSkinnyThreads, down_bytes,
                    stream, 1, p, static_cast<const T*>(a), y);

@@ -1,7 +1,8 @@
 // indexer on CUDA, in three launches: queries are prepared and packed, blocks score ranges of rows
 // into a tile of bounded size, and a cluster of blocks per token selects. A step with more tokens
 // than the tile holds takes several passes. Neither passes nor ranges change a score or a
-// selection.
+// selection. In decode, blocks can share all rows of all tokens (cuda_ring.cuh), and few tokens of
+// short contexts can do everything in one launch (cuda_short.cuh).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -9,8 +10,10 @@
 #include <cstdlib>
 
 #include "ops/indexer/cuda.h"
+#include "ops/indexer/cuda_ring.cuh"
 #include "ops/indexer/cuda_scan.cuh"
 #include "ops/indexer/cuda_select.cuh"
+#include "ops/indexer/cuda_short.cuh"
 
 namespace fathom::ops {
 namespace cuda {
@@ -46,24 +49,63 @@ void LaunchScanTokens(const IndexerParams& p, int64_t rows, CudaStream stream) {
                    kScanThreads, kBytes, stream, 1, p);
 }
 
+// Whether tiles of 64 rows lie each in one page, where bulk copies can fetch them.
+bool HasPagesOfTiles(const IndexerParams& p) {
+  return p.page_shift >= 6 && p.keys.block_stride % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(p.keys.base) % 16 == 0;
+}
+
+template <class Keys, int kHeads>
+void LaunchRing(const IndexerParams& p, int64_t rows, CudaStream stream) {
+  constexpr int64_t kBytes = RingSharedBytes<Keys, kHeads>();
+  AllowShared(ScanRing<Keys, kHeads>, kBytes);
+  const int64_t tiles = std::max<int64_t>(1, p.num_tokens * Blocks(rows, kScanRows));
+  LaunchOverlapped(ScanRing<Keys, kHeads>,
+                   dim3(static_cast<unsigned>(std::min<int64_t>(tiles, kWantedBlocks))),
+                   RingShape<Keys, kHeads>::kThreads, kBytes, stream, 1, p);
+}
+
 // Tokens of a prompt share the decoding of keys; a sequence's single token has nothing to share.
 template <class Keys, int kHeads>
-void LaunchScanHeads(const IndexerParams& p, int64_t rows, CudaStream stream) {
+void LaunchScanHeads(const IndexerParams& p, int64_t rows, bool ring, CudaStream stream) {
   if (p.step.num_tokens > p.step.num_sequences) {
     LaunchScanTokens<Keys, kHeads, kScanTokens>(p, rows, stream);
+  } else if (ring && p.num_tokens <= kRingTokens && HasPagesOfTiles(p) &&
+             p.num_tokens * p.scores_stride < int64_t{1} << 31) {
+    LaunchRing<Keys, kHeads>(p, rows, stream);
   } else {
     LaunchScanTokens<Keys, kHeads, 1>(p, rows, stream);
   }
 }
 
 template <class Keys>
-void LaunchScan(const IndexerParams& p, int64_t rows, CudaStream stream) {
+void LaunchScan(const IndexerParams& p, int64_t rows, bool ring, CudaStream stream) {
   switch (p.padded_heads) {
-    case 8: return LaunchScanHeads<Keys, 8>(p, rows, stream);
-    case 16: return LaunchScanHeads<Keys, 16>(p, rows, stream);
-    case 32: return LaunchScanHeads<Keys, 32>(p, rows, stream);
-    case 64: return LaunchScanHeads<Keys, 64>(p, rows, stream);
-    default: return LaunchScanHeads<Keys, 128>(p, rows, stream);
+    case 8: return LaunchScanHeads<Keys, 8>(p, rows, ring, stream);
+    case 16: return LaunchScanHeads<Keys, 16>(p, rows, ring, stream);
+    case 32: return LaunchScanHeads<Keys, 32>(p, rows, ring, stream);
+    case 64: return LaunchScanHeads<Keys, 64>(p, rows, ring, stream);
+    default: return LaunchScanHeads<Keys, 128>(p, rows, ring, stream);
+  }
+}
+
+template <class Keys, int kHeads>
+void LaunchShortHeads(const IndexerParams& p, CudaStream stream) {
+  constexpr int64_t kBytes = ShortLayout<Keys, kHeads>::kBytes;
+  AllowShared(IndexShort<Keys, kHeads>, kBytes);
+  LaunchOverlapped(IndexShort<Keys, kHeads>,
+                   dim3(static_cast<unsigned>(kShortCluster * p.num_tokens)), kShortThreads, kBytes,
+                   stream, kShortCluster, p);
+}
+
+template <class Keys>
+void LaunchShort(const IndexerParams& p, CudaStream stream) {
+  switch (p.padded_heads) {
+    case 8: return LaunchShortHeads<Keys, 8>(p, stream);
+    case 16: return LaunchShortHeads<Keys, 16>(p, stream);
+    case 32: return LaunchShortHeads<Keys, 32>(p, stream);
+    case 64: return LaunchShortHeads<Keys, 64>(p, stream);
+    default: return LaunchShortHeads<Keys, 128>(p, stream);
   }
 }
 
@@ -88,7 +130,8 @@ void Require(bool holds, const char* what) {
 }  // namespace
 }  // namespace cuda
 
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch) {
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch,
+                 bool ring) {
   const int64_t tokens = args.step->num_tokens;
   if (tokens == 0) return;
   const bool product = args.numerics == Numerics::kProduct;
@@ -129,6 +172,19 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
                 std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride}));
   auto* const packed = static_cast<char*>(scratch) + kIndexerScoreBytes;
 
+  if (one_launch && product && packs && p.q_bf16 && p.w_bf16 && !p.wants_scores && p.top_k > 0 &&
+      tokens <= cuda::kShortTokens && rows <= cuda::kShortRows && cuda::HasPagesOfTiles(p)) {
+    p.first_token = 0;
+    p.num_tokens = static_cast<int>(tokens);
+    p.packed = nullptr;
+    p.scores = nullptr;
+    p.scores_stride = 0;
+    switch (args.keys.format) {
+      case RowFormat::kFp4Index: return cuda::LaunchShort<cuda::Fp4Keys>(p, stream);
+      case RowFormat::kFp8Index: return cuda::LaunchShort<cuda::Fp8Keys>(p, stream);
+      default: return cuda::LaunchShort<cuda::Bf16Keys>(p, stream);
+    }
+  }
   for (int64_t first = 0; first < tokens; first += pass) {
     p.first_token = static_cast<int>(first);
     p.num_tokens = static_cast<int>(std::min(pass, tokens - first));
@@ -142,11 +198,11 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
                              stream, 1, p);
     });
     if (fp4) {
-      cuda::LaunchScan<cuda::Fp4Keys>(p, rows, stream);
+      cuda::LaunchScan<cuda::Fp4Keys>(p, rows, ring, stream);
     } else if (packs && args.keys.format == RowFormat::kFp8Index) {
-      cuda::LaunchScan<cuda::Fp8Keys>(p, rows, stream);
+      cuda::LaunchScan<cuda::Fp8Keys>(p, rows, ring, stream);
     } else if (packs) {
-      cuda::LaunchScan<cuda::Bf16Keys>(p, rows, stream);
+      cuda::LaunchScan<cuda::Bf16Keys>(p, rows, ring, stream);
     } else {
       const int64_t bytes = cuda::ScanFloatSharedBytes(args.heads);
       cuda::AllowShared(cuda::ScanFloat, bytes);

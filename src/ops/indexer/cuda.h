@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/cuda/candidates.h"
 #include "ops/cuda/device.h"
 #include "ops/indexer/indexer.h"
 
@@ -25,8 +26,12 @@ constexpr int64_t IndexerCudaScratchBytes(int64_t max_tokens) {
 // cores, those of kFp4Index exact, and a fixed order of heads of its own: scores lie within a few
 // units of the last place of the contract's chain and depend on neither the step nor its size; the
 // selection is exactly the best of these scores. At most 128 heads.
-// one_launch: few tokens of short contexts take one launch instead of three, with the same bits.
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream,
-                 bool one_launch = false);
+// one_launch: up to 8 tokens of tables of up to 4,096 compressed rows take one launch without
+//   scratch instead of three, where queries and weights are bf16, pages hold a power of two and a
+//   multiple of 64 rows, and nobody asks for scores.
+// ring: in decode, keys of such pages come by bulk copies through a ring in shared memory.
+// Both give the same bits as without.
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch = false,
+                 bool ring = kCudaCandidates);
 
 }  // namespace fathom::ops

@@ -74,10 +74,16 @@ __device__ inline float LoadFloat(const void* data, bool bf16, int64_t i) {
               : static_cast<const float*>(data)[i];
 }
 
-// A head of FP4 values, four channels a lane.
-__device__ inline void PackFp4Head(const float (&v)[4], float w, int head, char* packed,
-                                   const PackedLayout& layout) {
-  const int lane = threadIdx.x % 32, block = lane / 8;
+// What a lane knows of a head of FP4 values, four channels a lane.
+struct Fp4Head {
+  uint32_t word;  // its channels as signed bytes
+  float block;    // what the integers of its block count
+  float weight;   // of the head; lower lanes and upper lanes agree on what follows, too
+  float excess;   // the bits of 2^23 less what integer dots are too large by
+  int32_t aligned;
+};
+
+__device__ inline Fp4Head MakeFp4Head(const float (&v)[4], float w) {
   const float most = GroupMax(MaxAbs(v), 8);
   const float half = Fp4Scale(most) * 0.5f;
   // Blocks of zeros bind nobody.
@@ -97,37 +103,89 @@ __device__ inline void PackFp4Head(const float (&v)[4], float w, int head, char*
     sum += value;
     word |= (static_cast<uint32_t>(value) & 0xffu) << (8 * i);
   }
-  *reinterpret_cast<uint32_t*>(
-      packed + SwizzledOffset(head, lane % 8 / 2 * 32 + lane % 2 * 16 + block * 4)) = word;
   sum = __reduce_add_sync(0xffffffffu, sum);
   const float unit =
       least == 1000 ? 1.0f : __uint_as_float(static_cast<uint32_t>(least) << 23);  // smallest half
+  return {word, aligned ? 1.0f : half, aligned ? w * unit : w,
+          __int_as_float(0x4b000000 - 128 * sum), aligned ? 1 : 0};
+}
+
+// Where a lane's word of an FP4 head lies in its panel.
+__device__ inline uint32_t Fp4WordOffset(int head, int lane) {
+  return SwizzledOffset(head, lane % 8 / 2 * 32 + lane % 2 * 16 + lane / 8 * 4);
+}
+
+__device__ inline void PackFp4Head(const float (&v)[4], float w, int head, char* packed,
+                                   const PackedLayout& layout) {
+  const int lane = threadIdx.x % 32;
+  const Fp4Head made = MakeFp4Head(v, w);
+  *reinterpret_cast<uint32_t*>(packed + Fp4WordOffset(head, lane)) = made.word;
   if (lane % 8 == 0) {
-    reinterpret_cast<float*>(packed + layout.Blocks())[head * 4 + block] = aligned ? 1.0f : half;
+    reinterpret_cast<float*>(packed + layout.Blocks())[head * 4 + lane / 8] = made.block;
   }
   if (lane == 0) {
     auto* pair = reinterpret_cast<float*>(packed + layout.Pairs()) + head / 2 * 4 + head % 2;
-    pair[0] = aligned ? w * unit : w;
-    pair[2] = __int_as_float(0x4b000000 - 128 * sum);
-    reinterpret_cast<int32_t*>(packed + layout.Aligned())[head] = aligned ? 1 : 0;
+    pair[0] = made.weight;
+    pair[2] = made.excess;
+    reinterpret_cast<int32_t*>(packed + layout.Aligned())[head] = made.aligned;
   }
 }
 
 // A head of bf16 values: lane l of a quad of the scan holds channels 32 l .. 32 l + 31 of a key.
+// Where word `half` of a lane of the head's warp lies in the two panels.
+__device__ inline uint32_t Bf16WordOffset(int head, int lane, int half,
+                                          const PackedLayout& layout) {
+  const int owner = lane / 8, step = lane % 8;
+  return step / 4 * layout.heads * 128 +
+         SwizzledOffset(head, step % 4 * 32 + half * 16 + owner * 4);
+}
+
 __device__ inline void PackBf16Head(const float (&v)[4], float w, int head, char* packed,
                                     const PackedLayout& layout) {
-  const int lane = threadIdx.x % 32, owner = lane / 8, step = lane % 8;
-  char* panel = packed + step / 4 * layout.heads * 128;
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    *reinterpret_cast<uint32_t*>(panel +
-                                 SwizzledOffset(head, step % 4 * 32 + half * 16 + owner * 4)) =
+    *reinterpret_cast<uint32_t*>(packed + Bf16WordOffset(head, lane, half, layout)) =
         Bf16Word(v[2 * half], v[2 * half + 1]);
   }
   if (lane == 0) {
     auto* pair = reinterpret_cast<float*>(packed + layout.Pairs()) + head / 2 * 4 + head % 2;
     pair[0] = w;
     pair[2] = 0;
+  }
+}
+
+// The contract's preparation of a head and its weight, loaded by a warp: RoPE, what the format of
+// the keys asks for, the weight's factor; in registers and in place. table: cos, sin twice, of
+// lanes 16 and up.
+template <class T>
+__device__ inline void PrepareHead(const IndexerParams& p, const float4& table, T* q, int64_t w_at,
+                                   float (&v)[4], float* w) {
+  const int lane = threadIdx.x % 32;
+  if (lane >= 16) {
+    const float c[2] = {table.x, table.z}, s[2] = {table.y, table.w};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float a = v[2 * i], b = v[2 * i + 1];
+      v[2 * i] = RoundIf(__fsub_rn(__fmul_rn(a, c[i]), __fmul_rn(b, s[i])), p.product);
+      v[2 * i + 1] = RoundIf(__fadd_rn(__fmul_rn(a, s[i]), __fmul_rn(b, c[i])), p.product);
+    }
+  }
+  if (p.keys.format == RowFormat::kFp4Index) {
+    HadamardWarpRow(v, lane, p.product);
+    RoundFp4WarpRow(v);
+  } else if (p.keys.format == RowFormat::kFp8Index) {
+    RoundFp8WarpBlock(v);
+  }
+  StoreWarpRow(v, q, lane);
+  *w = RoundIf(__fmul_rn(*w, p.weight_scale), p.product);
+  __syncwarp();
+  if (lane == 0) {
+    if (p.w_bf16) {
+      static_cast<__nv_bfloat16*>(p.w)[w_at] = __float2bfloat16_rn(*w);
+    } else {
+      static_cast<float*>(p.w)[w_at] = *w;
+    }
   }
 }
 
@@ -152,32 +210,7 @@ __global__ void __launch_bounds__(256) PrepareQuery(const IndexerParams p) {
   }
   if (!IsPrepared(p, token)) return;
   if (head < p.heads) {
-    if (lane >= 16) {
-      const float c[2] = {table.x, table.z}, s[2] = {table.y, table.w};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float a = v[2 * i], b = v[2 * i + 1];
-        v[2 * i] = RoundIf(__fsub_rn(__fmul_rn(a, c[i]), __fmul_rn(b, s[i])), p.product);
-        v[2 * i + 1] = RoundIf(__fadd_rn(__fmul_rn(a, s[i]), __fmul_rn(b, c[i])), p.product);
-      }
-    }
-    if (fp4) {
-      HadamardWarpRow(v, lane, p.product);
-      RoundFp4WarpRow(v);
-    } else if (p.keys.format == RowFormat::kFp8Index) {
-      RoundFp8WarpBlock(v);
-    }
-    StoreWarpRow(v, q, lane);
-    const int64_t at = token * p.w_stride + head;
-    w = RoundIf(__fmul_rn(w, p.weight_scale), p.product);
-    __syncwarp();
-    if (lane == 0) {
-      if (p.w_bf16) {
-        static_cast<__nv_bfloat16*>(p.w)[at] = __float2bfloat16_rn(w);
-      } else {
-        static_cast<float*>(p.w)[at] = w;
-      }
-    }
+    PrepareHead(p, table, q, token * p.w_stride + head, v, &w);
   }
   if (p.packed == nullptr || !IsScored(p, VisibleRows(p, token))) return;
   const PackedLayout layout{p.padded_heads, fp4};

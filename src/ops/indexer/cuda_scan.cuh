@@ -165,13 +165,13 @@ struct Fp4Keys {
   }
 
   template <int kN>
-  __device__ static void Multiply(int32_t (&sum)[kN / 2], const Tile& tile, uint64_t image, int,
-                                  int first_head) {
+  __device__ static void Multiply(int32_t (&sum)[kN / 2], const uint32_t (&a)[kSteps][4],
+                                  uint64_t image, int, int first_head) {
     WgmmaFence();
-    WgmmaU8S8<false>(sum, tile.a[0], image + first_head * 8);
+    WgmmaU8S8<false>(sum, a[0], image + first_head * 8);
 #pragma unroll
     for (int s = 1; s < kSteps; ++s) {
-      WgmmaU8S8<true>(sum, tile.a[s], image + first_head * 8 + s * 2);
+      WgmmaU8S8<true>(sum, a[s], image + first_head * 8 + s * 2);
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -246,13 +246,13 @@ struct WideKeys {
   __device__ static float ReluDot(float sum, float) { return Relu(sum); }
 
   template <int kN>
-  __device__ static void Multiply(float (&sum)[kN / 2], const Tile& tile, uint64_t image, int heads,
-                                  int first_head) {
+  __device__ static void Multiply(float (&sum)[kN / 2], const uint32_t (&a)[kSteps][4],
+                                  uint64_t image, int heads, int first_head) {
     WgmmaFence();
-    WgmmaBf16<false>(sum, tile.a[0], image + first_head * 8);
+    WgmmaBf16<false>(sum, a[0], image + first_head * 8);
 #pragma unroll
     for (int s = 1; s < kSteps; ++s) {
-      WgmmaBf16<true>(sum, tile.a[s], image + (s / 4 * heads + first_head) * 8 + s % 4 * 2);
+      WgmmaBf16<true>(sum, a[s], image + (s / 4 * heads + first_head) * 8 + s % 4 * 2);
     }
     WgmmaCommit();
     WgmmaWait<0>();
@@ -320,7 +320,7 @@ __device__ void ScoreRows(const typename Keys::Tile& tile, const ScanQuery& quer
 #pragma unroll
   for (int first = 0; first < kHeads; first += kN) {
     typename Keys::Sum sum[kN / 2];
-    Keys::template Multiply<kN>(sum, tile, image, kHeads, first);
+    Keys::template Multiply<kN>(sum, tile.a, image, kHeads, first);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       const float4 pair = query.pairs[first / 2 + 4 * j + quad];

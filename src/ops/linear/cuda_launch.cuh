@@ -5,6 +5,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "ops/cuda/rms.cuh"
 #include "ops/linear/cuda_float.cuh"
 #include "ops/linear/cuda_prepare.cuh"
 #include "ops/linear/cuda_skinny.cuh"
@@ -106,11 +107,32 @@ struct SkinnyShare {
   }
 };
 
+// Blocks on a multiprocessor and shared memory of the two kernels below. BF16 weights and more rows
+// need too many registers for a third block. Where it is to fit, the stages of the ring are small,
+// but those of FP8 weights by warp, whose segments are short: theirs fit without parts.
+template <Format F, int kRowTiles, bool kByWarp>
+struct LinearShared {
+  static constexpr bool kThird = kSkinnyResident == 3 && kRowTiles == 1 && F != Format::kBF16;
+  static constexpr int kResident = kThird ? 3 : kRowTiles <= 2 ? 2 : 1;
+  static constexpr bool kSmall = !(kByWarp && F == Format::kFp8Block128);
+  using Ring = std::conditional_t<kThird, SkinnyRing<F, kSmall>, AnyRing>;
+  using Type = SkinnyShared<kRowTiles, Ring, !(kThird && kByWarp)>;
+};
+
+// A row of V4's widest query latent by warp, and of its output latent by block, with the norm's
+// sums.
+static_assert(kSkinnyResident == 2 ||
+              sizeof(LinearShared<Format::kFp8Block128, 1, true>::Type) + 2 * (1536 + 32) + 256 <=
+                  kThirdBytes);
+static_assert(kSkinnyResident == 2 ||
+              sizeof(LinearShared<Format::kFp8Block128, 1, false>::Type) + 2 * (8192 + 32) + 256 <=
+                  kThirdBytes);
+
 // The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
 // first members are copies of the parameter's, for the parameter itself, and reads others past it.
 // Groups of 8 * kRowTiles rows along y.
 template <Format F, int kRowTiles, bool kByWarp, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
+__global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, kRowTiles, kByWarp>::kResident)
     SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
                  int jobs, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;
@@ -124,7 +146,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
-  auto& shared = SharedOf<SkinnyShared<kRowTiles>>();
+  auto& shared = SharedOf<typename LinearShared<F, kRowTiles, kByWarp>::Type>();
   if constexpr (kByWarp) {
     SkinnyByWarp<F, kRowTiles>(
         share.count, w.depth, shared, cursor, [] { WaitForPrevious(); }, store);
@@ -140,13 +162,77 @@ __host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
   return depth + 32;
 }
 
+// Rows that are to be normalised (RmsNormCuda) before they are quantised. weight: [in].
+template <class T>
+struct NormPreparation : Preparation<T> {
+  const float* weight;
+};
+
+// What the lanes of FourUnits take for the inputs of a row that they hold: weight * (x * inverse)
+// as RmsNormCuda stores it.
+struct Normalised {
+  static constexpr int kInputs = 16;
+  float weight[kInputs];
+  float inverse;
+  int count;  // of the lane's inputs that exist
+
+  // Of inputs from unit `first` on.
+  __device__ void Load(const float* weights, int in, int first) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int k = (first + lane / 8) * kUnit + lane % 8 * kInputs;
+    count = in - k;
+    if (count >= kInputs && reinterpret_cast<uintptr_t>(weights) % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < kInputs; i += 4) {
+        const float4 four = __ldg(reinterpret_cast<const float4*>(weights + k + i));
+        weight[i] = four.x, weight[i + 1] = four.y, weight[i + 2] = four.z, weight[i + 3] = four.w;
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) weight[i] = i < count ? __ldg(weights + k + i) : 0.0f;
+  }
+  __device__ float operator()(int i, float x) const {
+    return i < count ? RoundBf16(weight[i] * (x * inverse)) : 0.0f;
+  }
+};
+
+using RmsSums = float[kSkinnyRows][kRmsWarps];
+__device__ inline RmsSums& NormShared() {
+  __shared__ RmsSums sums;
+  return sums;
+}
+
+// The sums of squares of all rows, by every thread of the block; partial: NormShared.
+template <class X>
+__device__ void NormPartials(const Preparation<X>& x, float (&partial)[kSkinnyRows][kRmsWarps]) {
+  static_assert(kRmsThreads == kSkinnyThreads);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const auto rows = [&]<int kRows>(int first) {
+    float sum[kRows];
+    RmsPartials(x.x + first * x.stride, x.stride, x.rows - 1 - first, x.in, sum);
+    if (lane != 0) return;
+#pragma unroll
+    for (int t = 0; t < kRows; ++t) partial[first + t][warp] = sum[t];
+  };
+  constexpr int kTogether = 4;
+  if (x.rows == 1) {
+    rows.template operator()<1>(0);
+  } else {
+    for (int t = 0; t < x.rows; t += kTogether) rows.template operator()<kTogether>(t);
+  }
+  __syncthreads();
+}
+
 // The same of up to 8 rows that each block quantises for itself while its first weights come.
-// Dynamic shared memory: SkinnyShared<1>, then [rows][FreshStride(depth)] bf16.
-template <Format F, bool kByWarp, class X, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
-    SkinnyFreshKernel(CudaWeightView w, Preparation<X> x, int jobs, Output<T> out) {
+// Dynamic shared memory: LinearShared, then [rows][FreshStride(depth)] bf16. P: a NormPreparation
+// where each block normalises them, too.
+template <Format F, bool kByWarp, class X, class T, class P = Preparation<X>>
+__global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, 1, kByWarp>::kResident)
+    SkinnyFreshKernel(CudaWeightView w, P x, int jobs, Output<T> out) {
   using Cursor = LinearCursor<1, FreshRow<F>>;
-  auto& shared = SharedOf<SkinnyShared<1>>();
+  constexpr bool kNorm = std::is_same_v<P, NormPreparation<X>>;
+  auto& shared = SharedOf<typename LinearShared<F, 1, kByWarp>::Type>();
   const FreshRow<F> fresh{SharedAddress(&shared + 1)};
   const int64_t stride = FreshStride(w.depth);
   LetNextStart();
@@ -156,7 +242,23 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   const auto prepare = [&](int t, int first, int end) {
     FourUnits<X> units;
     units.Load(x.x + t * x.stride, x.in, x.vector, first, end);
-    units.Store(first, end, fresh + t * stride);
+    if constexpr (kNorm) {
+      Normalised change;
+      change.Load(x.weight, x.in, first);
+      change.inverse = RmsInverse(NormShared()[t], x.in);
+      units.Store(first, end, fresh + t * stride, change);
+    } else {
+      units.Store(first, end, fresh + t * stride);
+    }
+  };
+  // Waits for the rows.
+  const auto wait = [&] {
+    if constexpr (kNorm) {  // its weights, while the rows are not there yet
+      const int first = 32 * static_cast<int>(threadIdx.x);
+      if (first < x.in) PrefetchToL2(x.weight + first);
+    }
+    WaitForPrevious();
+    if constexpr (kNorm) NormPartials(x, NormShared());
   };
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
@@ -165,7 +267,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     SkinnyByWarp<F, 1>(
         share.count, w.depth, shared, cursor,
         [&] {
-          WaitForPrevious();
+          wait();
           const int fours = (x.units + 3) / 4;
           for (int i = static_cast<int>(threadIdx.x) / 32; i < x.rows * fours;
                i += kSkinnyThreads / 32) {
@@ -178,7 +280,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     SkinnyByBlock<F, 1>(
         share.count, w.depth, shared, cursor,
         [&](int begin, int count) {
-          WaitForPrevious();
+          wait();
           for (int t = 0; t < x.rows; ++t) {
             for (int first = begin; first < begin + count; first += 4) {
               prepare(t, first, begin + count);
@@ -308,20 +410,35 @@ inline bool TakesFresh(int64_t rows, const CudaWeightView& w) {
          (w.format == Format::kFp8Block128 || w.format == Format::kFp4Block32);
 }
 
+// P: Preparation<X>, or NormPreparation<X>.
+template <Format F, class X, class T, class P>
+void LaunchFresh(const CudaWeightView& w, const P& p, const Output<T>& out, cudaStream_t stream) {
+  LaunchSkinny(GroupTiles(w.out), 1, [&](auto by_warp, unsigned blocks) {
+    constexpr bool kByWarp = decltype(by_warp)::value;
+    const auto kernel = SkinnyFreshKernel<F, kByWarp, X, T, P>;
+    const auto shared = static_cast<int64_t>(sizeof(typename LinearShared<F, 1, kByWarp>::Type)) +
+                        p.rows * FreshStride(w.depth) * 2;
+    AllowShared(kernel, shared);
+    if (LinearShared<F, 1, kByWarp>::kThird) PreferShared(kernel);
+    LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, GroupTiles(w.out),
+                     out);
+  });
+}
+
+// norm: of LinearArgs, where the weight is FP8 and x bf16, else null.
 template <Format F, class T>
-void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& out,
-                 cudaStream_t stream) {
+void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const float* norm,
+                 const Output<T>& out, cudaStream_t stream) {
   if (x.rows == 0) return;
-  const int jobs = GroupTiles(w.out);
+  if constexpr (F == Format::kFp8Block128) {
+    if (norm != nullptr) {
+      using X = __nv_bfloat16;
+      const NormPreparation<X> p{MakePreparation<X>(x, Form::kQuantised, nullptr), norm};
+      return LaunchFresh<F, X>(w, p, out, stream);
+    }
+  }
   WithActivationType(x.dtype, [&]<class X>(X) {
-    const auto p = MakePreparation<X>(x, Form::kQuantised, nullptr);
-    LaunchSkinny(jobs, 1, [&](auto by_warp, unsigned blocks) {
-      const auto kernel = SkinnyFreshKernel<F, decltype(by_warp)::value, X, T>;
-      const auto shared =
-          static_cast<int64_t>(sizeof(SkinnyShared<1>)) + x.rows * FreshStride(w.depth) * 2;
-      AllowShared(kernel, shared);
-      LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, jobs, out);
-    });
+    LaunchFresh<F, X>(w, MakePreparation<X>(x, Form::kQuantised, nullptr), out, stream);
   });
 }
 
@@ -334,9 +451,12 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
     const int jobs = GroupTiles(rank) * groups;
     const unsigned row_groups = Blocks(rows, kSkinnyRows * kRowTiles);
     LaunchSkinny(jobs, static_cast<int>(row_groups), [&](auto by_warp, unsigned blocks) {
-      const auto kernel = SkinnyKernel<F, kRowTiles, decltype(by_warp)::value, T>;
-      constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<kRowTiles>));
+      constexpr bool kByWarp = decltype(by_warp)::value;
+      const auto kernel = SkinnyKernel<F, kRowTiles, kByWarp, T>;
+      constexpr auto kShared =
+          static_cast<int64_t>(sizeof(typename LinearShared<F, kRowTiles, kByWarp>::Type));
       AllowShared(kernel, kShared);
+      if (LinearShared<F, kRowTiles, kByWarp>::kThird) PreferShared(kernel);
       LaunchOverlapped(kernel, dim3(blocks, row_groups), kSkinnyThreads, kShared, stream, 1, w, x,
                        x_stride, rows, rank, jobs, out);
     });

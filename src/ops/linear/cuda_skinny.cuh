@@ -16,8 +16,8 @@
 
 #include <type_traits>
 
-#include "ops/cuda/hopper.cuh"
-#include "ops/linear/cuda_prepare.cuh"
+#include "ops/linear/cuda_stream_runs.cuh"
+#include "ops/linear/cuda_units.cuh"
 
 namespace fathom::ops::cuda {
 
@@ -25,182 +25,42 @@ inline constexpr int kSkinnyRows = 8;                  // of one tensor core til
 inline constexpr int kSkinnyThreads = 32 * kSegments;  // a warp per segment
 inline constexpr int kSkinnyBlocks = 264;              // two on every multiprocessor of an H200
 
-// What lies at an address of shared memory.
-template <class T>
-__device__ inline const T& SharedAt(uint32_t at) {
-  return *static_cast<const T*>(__cvta_shared_to_generic(at));
+// Blocks that a multiprocessor has room for, where shared memory permits. The grids are made for
+// two; the third place is for the first blocks of the next kernel, which ask for their first
+// weights while the last ones of this kernel end.
+inline constexpr int kSkinnyResident = kCudaCandidates ? 3 : 2;
+// Shared memory of a third of a multiprocessor, less what a block takes for itself.
+inline constexpr size_t kThirdBytes = (228 << 10) / 3 - (1 << 10);
+
+// The whole of a multiprocessor's memory as shared memory, in each of the kernels that are to run
+// side by side: it changes its split only when it is empty.
+template <class Kernel>
+void PreferShared(Kernel kernel) {
+  if (kSkinnyResident < 3) return;
+  FATHOM_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                         cudaSharedmemCarveoutMaxShared));
 }
 
-// One lane's 32 weights of a unit, as stored.
-template <Format F>
-struct RawUnit {
-  uint4 load[kUnitPieces<F>];
-  uint32_t scale;
-
-  // at: the lane's 16 bytes of the unit's first piece.
-  __device__ void Load(const uint8_t* at, const uint8_t* scale_at) {
-#pragma unroll
-    for (int i = 0; i < kUnitPieces<F>; ++i) {
-      asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                   : "=r"(load[i].x), "=r"(load[i].y), "=r"(load[i].z), "=r"(load[i].w)
-                   : "l"(at + kTilePieceBytes * i));
-    }
-    scale = F == Format::kBF16 ? 0 : __ldg(scale_at);
-  }
-  // From shared memory.
-  __device__ void LoadShared(uint32_t at) {
-#pragma unroll
-    for (int i = 0; i < kUnitPieces<F>; ++i) load[i] = SharedAt<uint4>(at + kTilePieceBytes * i);
-  }
-
-  __device__ void Expand(int e, const ChunkScale& s, bool wide, uint32_t word[4]) const {
-    if constexpr (F == Format::kBF16) {
-      word[0] = load[e].x, word[1] = load[e].y, word[2] = load[e].z, word[3] = load[e].w;
-    } else if constexpr (F == Format::kFp8Block128) {
-      const uint4& v = load[e / 2];
-      if (e % 2 == 0) {
-        ExpandFp8(v.x, v.y, s, wide, word);
-      } else {
-        ExpandFp8(v.z, v.w, s, wide, word);
-      }
-    } else {
-      const uint4& v = load[0];
-      ExpandFp4(e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w, s, wide, word);
-    }
-  }
-};
-
-// Activations in shared memory, a pointer to them in elements. Within a unit they lie in the order
-// in which a product of the weight's format takes them, chunk e of the four quarters side by side:
-// eight lanes read 64 bytes in one piece.
-template <Format F>
-struct FreshRow {
-  uint32_t at;
-
-  __device__ FreshRow operator+(int64_t elements) const {
-    return {at + static_cast<uint32_t>(elements) * 2};
-  }
-};
-
-// Where chunk e of quarter q begins within a unit, and its eight values.
-template <Format F>
-__device__ constexpr int ChunkOf(const __nv_bfloat16*, int q, int e) {
-  return UnitChunk<F>(q, e);
-}
-template <Format F>
-__device__ constexpr int ChunkOf(FreshRow<F>, int q, int e) {
-  return 32 * e + 8 * q;
-}
-__device__ inline uint4 LoadChunk(const __nv_bfloat16* x) {
-  return *reinterpret_cast<const uint4*>(x);
-}
-template <Format F>
-__device__ inline uint4 LoadChunk(FreshRow<F> x) {
-  return SharedAt<uint4>(x.at);
-}
-
-// Four units of a row on their way to a FreshRow, by a warp: eight lanes a unit, 16 inputs a lane.
-template <class T>
-struct FourUnits {
-  static constexpr int kInputs = 16, kLoads = kInputs * sizeof(T) / 16;
-  uint4 raw[kLoads];
-
-  // Units from `first` on, of which those before `end` are wanted. vector: Preparation's.
-  __device__ void Load(const T* row, int in, bool vector, int first, int end) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int unit = first + lane / 8, k = unit * kUnit + lane % 8 * kInputs;
-    if (vector && unit < end && k + kInputs <= in) {
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) raw[i] = reinterpret_cast<const uint4*>(row + k)[i];
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      T some[16 / sizeof(T)];
-#pragma unroll
-      for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) {
-        const int at = k + i * static_cast<int>(16 / sizeof(T)) + j;
-        some[j] = unit < end && at < in ? row[at] : T(0.0f);
-      }
-      raw[i] = *reinterpret_cast<const uint4*>(some);
-    }
-  }
-
-  // Quantises them (QuantiseUnit's values) and stores those that are wanted.
-  template <Format F>
-  __device__ void Store(int first, int end, FreshRow<F> row) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, j = lane % 8;
-    float v[kInputs], most = 0;
-#pragma unroll
-    for (int i = 0; i < kInputs / 4; ++i) {
-      float four[4];
-      LoadFour(reinterpret_cast<const T*>(raw) + 4 * i, four);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        v[4 * i + n] = four[n];
-        most = fmaxf(most, fabsf(four[n]));
-      }
-    }
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) {
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
-    }
-    if (first + lane / 8 >= end) return;
-    const float scale = ActivationScale(most);
-    // Its inverse, as exact: 254 - exponent; 0 of infinity, as there.
-    const int inverse_bits = max(0x7f000000 - static_cast<int>(__float_as_uint(scale)), 0);
-    const float inverse = __uint_as_float(static_cast<uint32_t>(inverse_bits));
-    uint32_t words[kInputs / 2];
-#pragma unroll
-    for (int i = 0; i < kInputs / 2; ++i) {
-      const __nv_fp8x2_storage_t codes = __nv_cvt_float2_to_fp8x2(
-          make_float2(v[2 * i] * inverse, v[2 * i + 1] * inverse), __NV_SATFINITE, __NV_E4M3);
-      const float2 back = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(back.x * scale, back.y * scale);
-      words[i] = *reinterpret_cast<const uint32_t*>(&pair);
-    }
-    // Inputs 16 j .. of the unit: two chunks.
-    const int q = F == Format::kFp4Block32 ? j / 2 : j % 4;
-    const int e = F == Format::kFp4Block32 ? j % 2 * 2 : j / 4 * 2;
-    const uint32_t at = (row + ((first + lane / 8) * kUnit + ChunkOf<F>(row, q, e))).at;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at + 64 * i), "r"(words[4 * i]),
-                   "r"(words[4 * i + 1]), "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
-                   : "memory");
-    }
-  }
-};
-
-// A warp's weights on their way: stages of whole units of one job, about 4 KiB each.
-template <Format F>
-struct SkinnyStage {
-  static constexpr int kUnits = 4096 / (kTile * kUnitBytes<F>);
-  static constexpr int kCodes = kUnits * kTile * kUnitBytes<F>;
-  static constexpr int kScales = F == Format::kFp4Block32 ? kUnits * kTile * 4 : 0;
-  static constexpr int kBytes = kCodes + kScales;
-};
-inline constexpr int kSkinnyStages = 2;
-struct SkinnyRing {
-  alignas(128) uint8_t bytes[kSkinnyStages * SkinnyStage<Format::kFp4Block32>::kBytes];
-  uint64_t here[kSkinnyStages];  // barriers of the stages
-};
-
-template <int kRowTiles>
+// kParts: for SkinnyByBlock too.
+template <int kRowTiles, class Ring = AnyRing, bool kParts = true>
 struct SkinnyShared {
-  SkinnyRing ring[kSegments];
+  Ring ring[kSegments];
   // Of jobs by block. Two jobs in turn: one barrier a job.
   float part[2][kSegments][kSkinnyRows * kRowTiles][kTile];
+};
+template <int kRowTiles, class Ring>
+struct SkinnyShared<kRowTiles, Ring, false> {
+  Ring ring[kSegments];
 };
 
 // Units [begin, begin + count) of `jobs` jobs, of rows of `units`. after(cursor, unit, sum) is
 // called after each unit, counted within the job; it zeroes `sum` when it has taken it. ready(), in
 // which the warp waits for its activations, is called once, when the first weights have been asked
 // for. ring: the warp's, used by no earlier call.
-template <Format F, int kRowTiles, class Cursor, class Ready, class After>
-__device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, int count,
-                            Cursor cursor, Ready&& ready, After&& after) {
-  using Stage = SkinnyStage<F>;
+template <Format F, int kRowTiles, class Ring, class Cursor, class Ready, class After>
+__device__ void StreamUnits(Ring& ring, int jobs, int units, int begin, int count, Cursor cursor,
+                            Ready&& ready, After&& after) {
+  using Stage = typename Ring::template Stage<F>;
   const int lane = threadIdx.x % 32;
   const int q = lane & 3;
   const int steps = jobs * count;
@@ -227,9 +87,9 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
   };
   if (lane == 0) {
 #pragma unroll
-    for (int i = 0; i < kSkinnyStages; ++i) BarrierInit(&ring.here[i], 1);
+    for (int i = 0; i < Stage::kStages; ++i) BarrierInit(&ring.here[i], 1);
     FenceBarrierInit();
-    for (slot = 0; slot < kSkinnyStages; ++slot) ask();
+    for (slot = 0; slot < Stage::kStages; ++slot) ask();
   }
   slot = 0;
   __syncwarp();
@@ -338,7 +198,7 @@ __device__ void StreamUnits(SkinnyRing& ring, int jobs, int units, int begin, in
     if (last) unit = 0, cursor = following;
     __syncwarp();  // all lanes have read the stage
     if (lane == 0) ask();
-    if (++slot == kSkinnyStages) slot = 0, phase ^= 1;
+    if (++slot == Stage::kStages) slot = 0, phase ^= 1;
   }
 }
 
@@ -353,9 +213,9 @@ __device__ inline int MmaOutput(int i) {
 // `jobs` jobs from the cursor on, the same ones in every warp of the block: a warp per segment.
 // store(cursor, row, output, value) is called once for every element. depth: of every weight.
 // ready(begin, count): waits for the activations of units [begin, begin + count).
-template <Format F, int kRowTiles, class Cursor, class Ready, class Store>
-__device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
-                              const Cursor& first, Ready&& ready, Store&& store) {
+template <Format F, int kRowTiles, class Shared, class Cursor, class Ready, class Store>
+__device__ void SkinnyByBlock(int jobs, int depth, Shared& shared, const Cursor& first,
+                              Ready&& ready, Store&& store) {
   const int warp = threadIdx.x / 32;
   const int units = depth / kUnit;
   const int begin = SegmentBegin(warp, units);
@@ -382,7 +242,14 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
       if (output >= cursor.out_begin && output < cursor.out_end) store(cursor, t, output, total);
     }
   };
-  if (count > 0) {
+  if constexpr (kCudaCandidates) {
+    if (count > 0) {
+      StreamRuns<F, kRowTiles, 1>(
+          shared.ring[warp], jobs, units, warp, first, [&] { ready(begin, count); },
+          [&](const Cursor& cursor, float(&sum)[kRowTiles][4], bool) { finish(cursor, sum); });
+      return;
+    }
+  } else if (count > 0) {
     StreamUnits<F, kRowTiles>(
         shared.ring[warp], jobs, units, begin, count, first, [&] { ready(begin, count); },
         [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
@@ -400,47 +267,64 @@ __device__ void SkinnyByBlock(int jobs, int depth, SkinnyShared<kRowTiles>& shar
 }
 
 // The same with jobs of the warp's own. ready(): waits for all activations.
-template <Format F, int kRowTiles, class Cursor, class Ready, class Store>
-__device__ void SkinnyByWarp(int jobs, int depth, SkinnyShared<kRowTiles>& shared,
-                             const Cursor& first, Ready&& ready, Store&& store) {
+template <Format F, int kRowTiles, class Shared, class Cursor, class Ready, class Store>
+__device__ void SkinnyByWarp(int jobs, int depth, Shared& shared, const Cursor& first,
+                             Ready&& ready, Store&& store) {
   const int units = depth / kUnit;
-  int segment = 0;
-  int segment_end = SegmentBegin(1, units);
   float total[kRowTiles][4] = {};
-  StreamUnits<F, kRowTiles>(
-      shared.ring[threadIdx.x / 32], jobs, units, 0, units, first, ready,
-      [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
-        if (unit + 1 < segment_end) return;
+  // Takes a segment's sum.
+  const auto add = [&](float(&sum)[kRowTiles][4]) {
 #pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            total[r][i] += sum[r][i];
-            sum[r][i] = 0;
-          }
-        }
-        if (units % kSegments == 0) {
-          segment_end += units / kSegments;
-        }
-        // Of fewer units than segments some segments are empty: they begin where the next one does.
-        while (segment + 1 < kSegments && segment_end <= unit + 1) {
-          segment_end = SegmentBegin(++segment + 1, units);
-        }
-        if (unit + 1 < units) return;
-        segment = 0;
-        segment_end = SegmentBegin(1, units);
+      for (int i = 0; i < 4; ++i) {
+        total[r][i] += sum[r][i];
+        sum[r][i] = 0;
+      }
+    }
+  };
+  // Gives the job's.
+  const auto finish = [&](const Cursor& cursor) {
 #pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
+    for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int row = 8 * r + MmaRow(i), output = cursor.out0 + MmaOutput(i);
-            if (row < cursor.rows && output >= cursor.out_begin && output < cursor.out_end) {
-              store(cursor, row, output, total[r][i]);
-            }
-            total[r][i] = 0;
-          }
+      for (int i = 0; i < 4; ++i) {
+        const int row = 8 * r + MmaRow(i), output = cursor.out0 + MmaOutput(i);
+        if (row < cursor.rows && output >= cursor.out_begin && output < cursor.out_end) {
+          store(cursor, row, output, total[r][i]);
         }
-      });
+        total[r][i] = 0;
+      }
+    }
+  };
+  if constexpr (kCudaCandidates) {
+    StreamRuns<F, kRowTiles, kSegments>(
+        shared.ring[threadIdx.x / 32], jobs, units, 0, first, ready,
+        [&](const Cursor& cursor, float(&sum)[kRowTiles][4], bool last) {
+          add(sum);
+          if (last) finish(cursor);
+        });
+  } else {
+    int segment = 0;
+    int segment_end = SegmentBegin(1, units);
+    StreamUnits<F, kRowTiles>(shared.ring[threadIdx.x / 32], jobs, units, 0, units, first, ready,
+                              [&](const Cursor& cursor, int unit, float(&sum)[kRowTiles][4]) {
+                                if (unit + 1 < segment_end) return;
+                                add(sum);
+                                if (units % kSegments == 0) {
+                                  segment_end += units / kSegments;
+                                }
+                                // Of fewer units than segments some segments are empty: they begin
+                                // where the next one does.
+                                while (segment + 1 < kSegments && segment_end <= unit + 1) {
+                                  segment_end = SegmentBegin(++segment + 1, units);
+                                }
+                                if (unit + 1 < units) return;
+                                segment = 0;
+                                segment_end = SegmentBegin(1, units);
+                                finish(cursor);
+                              });
+  }
 }
 
 }  // namespace fathom::ops::cuda

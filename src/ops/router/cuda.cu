@@ -1,10 +1,10 @@
-#include <cfloat>
-
-#include "ops/cuda/hopper.cuh"
 #include "ops/router/cuda.h"
+#include "ops/router/cuda_choose.cuh"
 
 namespace fathom::ops {
 namespace {
+
+using namespace router;
 
 struct RouterParams {
   const float* logits;
@@ -19,27 +19,12 @@ struct RouterParams {
   float* weights;
 };
 
-// sqrt(softplus(x)); floored so that a token all of whose chosen experts vanish still divides by
-// something. Double is cheap here and leaves the choice to the logits alone.
-__device__ double Score(float x) {
-  const double v = x;
-  return fmax(sqrt(v > 20 ? v : log1p(exp(v))), static_cast<double>(FLT_MIN));
-}
-
-// Greater for greater values; 0 for what is never chosen, NaN and -infinity.
-__device__ unsigned Key(float x) {
-  const unsigned bits = __float_as_uint(x + 0.0f);  // no negative zero
-  if (!(x > -INFINITY)) return 0;
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
 constexpr int kThreads = 256;
 
 // A block per token; the first warp chooses. Shared: scores [E], then Key of the biased ones [E].
 __global__ void __launch_bounds__(kThreads) Route(RouterParams p) {
   extern __shared__ double scores[];
   auto* const keys = reinterpret_cast<unsigned*>(scores + p.experts);
-  constexpr unsigned kAll = 0xffffffffu;
   cuda::LetNextStart();
   cuda::WaitForPrevious();
   const int64_t t = blockIdx.x;
@@ -87,22 +72,71 @@ __global__ void __launch_bounds__(kThreads) Route(RouterParams p) {
   }
 }
 
+// The same with keys in registers, of at most 32 kSlots experts. Shared: scores, keys.
+template <int kSlots>
+__global__ void __launch_bounds__(kThreads) RouteHeld(RouterParams p) {
+  extern __shared__ double scores[];
+  auto* const keys = reinterpret_cast<unsigned*>(scores + p.experts);
+  constexpr int kEach = (32 * kSlots + kThreads - 1) / kThreads;  // experts of a thread
+  const int64_t t = blockIdx.x;
+  const auto thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const float* logits = p.logits + t * p.stride;
+  const bool learned = p.tid2eid == nullptr;
+  cuda::LetNextStart();
+  float bias[kEach];  // constant: asked for while the kernel in front runs
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int e = thread + i * kThreads;
+    bias[i] = learned && e < p.experts ? p.bias[e] : 0.0f;
+  }
+  cuda::WaitForPrevious();
+  if (learned) {
+    float logit[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int e = thread + i * kThreads;
+      logit[i] = e < p.experts ? logits[e] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int e = thread + i * kThreads;
+      if (e >= p.experts) break;
+      scores[e] = Score(logit[i]);
+      keys[e] = Key(static_cast<float>(scores[e]) + bias[i]);
+    }
+    __syncthreads();
+  }
+  if (thread >= 32) return;
+  int mine = -1;
+  if (learned) {
+    unsigned key[kSlots];
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      key[j] = 32 * j + lane < p.experts ? keys[32 * j + lane] : 0;
+    }
+    mine = Choose(key, p.experts, p.top_k);
+  } else if (lane < p.top_k) {
+    mine = static_cast<int>(p.tid2eid[int64_t{p.token[t]} * p.top_k + lane]);
+  }
+  const double score = lane >= p.top_k ? 0.0 : learned ? scores[mine] : Score(logits[mine]);
+  WriteRoute(mine, score, p.top_k, p.scale, true, p.chosen + t * p.top_k, p.weights + t * p.top_k);
+}
+
 }  // namespace
 
-void RouterCuda(const RouterArgs& args, CudaStream stream) {
+void RouterCuda(const RouterArgs& args, CudaStream stream, bool held) {
   const RouterParams params = {
       args.logits.f32(), args.logits.stride, static_cast<int>(args.logits.cols),
       args.bias,         args.tid2eid,       args.token,
       args.top_k,        args.scale,         args.experts,
       args.weights};
-  cuda::LaunchOverlapped(Route, static_cast<unsigned>(args.logits.rows), kThreads,
+  const auto kernel = !held || params.experts > 512 ? Route
+                      : params.experts <= 256       ? RouteHeld<8>
+                      : params.experts <= 384       ? RouteHeld<12>
+                                                    : RouteHeld<16>;
+  cuda::LaunchOverlapped(kernel, static_cast<unsigned>(args.logits.rows), kThreads,
                          params.experts * static_cast<int64_t>(sizeof(double) + sizeof(unsigned)),
                          stream, 1, params);
 }
-
-bool GateAndRouteCudaTakes(const LinearArgs&, const RouterArgs&) {
-  return false;
-}
-void GateAndRouteCuda(const LinearArgs&, const RouterArgs&, CudaStream) {}
 
 }  // namespace fathom::ops

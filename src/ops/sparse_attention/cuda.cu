@@ -172,10 +172,81 @@ template <bool kFp8>
 void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, CudaStream stream) {
   p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
   const auto entries = static_cast<int>(kWindow + CompressedEntries(args));
-  const auto cluster = static_cast<unsigned>(AttentionRanges(TilesOf(entries)));
-  AllowShared(AttendRows<kFp8>, kAttendRowsBytes);
-  LaunchOverlapped(AttendRows<kFp8>, dim3(cluster * p.groups * p.step.num_tokens),
-                   kAttendRowsThreads, kAttendRowsBytes, stream, cluster, p);
+  const auto cluster =
+      static_cast<unsigned>(AttentionRanges(TilesOf(entries), kRangeTiles, MaxRanges(false)));
+  AllowShared(AttendRows<kFp8, false>, kAttendRowsBytes<false>);
+  LaunchOverlapped(AttendRows<kFp8, false>, dim3(cluster * p.groups * p.step.num_tokens),
+                   kAttendRowsThreads, kAttendRowsBytes<false>, stream, cluster, p);
+}
+
+// How many clusters of so many blocks of the candidate kernel the device runs at once; makes it
+// ready for them.
+template <bool kFp8>
+int Clusters(int blocks) {
+  constexpr auto kKernel = AttendRows<kFp8, true>;
+  AllowShared(kKernel, kAttendRowsBytes<true>);
+  FATHOM_CUDA_CHECK(
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = kAttendRowsThreads;
+  config.dynamicSmemBytes = kAttendRowsBytes<true>;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config) == cudaSuccess) return clusters;
+  (void)cudaGetLastError();
+  return 0;
+}
+
+// How many ranges a token may have where nobody says it: as many as let eight tokens run at once.
+// The parts of an H200 that clusters live in differ in their multiprocessors, so that clusters of
+// 16 may be fewer than eight, and a batch of eight would take twice the time. Found once for the
+// process: a token's bits depend on it.
+int MostRanges() {
+  constexpr int kTokens = 8;
+  static const int most = [] {
+    int ranges = MaxRanges(true);
+    while (ranges > MaxRanges(false) &&
+           (Clusters<true>(ranges) < kTokens || Clusters<false>(ranges) < kTokens)) {
+      --ranges;
+    }
+    return ranges;
+  }();
+  return most;
+}
+
+template <bool kFp8>
+void LaunchCandidate(const SparseAttentionArgs& args, AttentionParams p,
+                     const AttentionTrial& trial, CudaStream stream) {
+  constexpr int kMostTokens = 65'535;  // of a grid
+  p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
+  p.range_tiles = trial.range_tiles;
+  p.max_ranges = trial.max_ranges > 0 ? trial.max_ranges : MostRanges();
+  p.prefetch = trial.prefetch;
+  const auto entries = static_cast<int>(kWindow + CompressedEntries(args));
+  const auto cluster =
+      static_cast<unsigned>(AttentionRanges(TilesOf(entries), p.range_tiles, p.max_ranges));
+  AllowShared(AttendRows<kFp8, true>, kAttendRowsBytes<true>);
+  if (cluster > MaxRanges(false)) {
+    FATHOM_CUDA_CHECK(cudaFuncSetAttribute(AttendRows<kFp8, true>,
+                                           cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  for (p.first_token = 0; p.first_token < p.step.num_tokens; p.first_token += kMostTokens) {
+    const int tokens = std::min(p.step.num_tokens - p.first_token, kMostTokens);
+    LaunchOverlapped(AttendRows<kFp8, true>, dim3(cluster, p.groups, tokens), kAttendRowsThreads,
+                     kAttendRowsBytes<true>, stream, cluster, p);
+  }
+}
+
+template <bool kFp8>
+void LaunchTrial(const SparseAttentionArgs& args, const AttentionParams& p,
+                 const AttentionTrial& trial, CudaStream stream) {
+  if (trial.candidate) return LaunchCandidate<kFp8>(args, p, trial, stream);
+  LaunchRows<kFp8>(args, p, stream);
 }
 
 }  // namespace
@@ -195,7 +266,14 @@ bool SparseAttentionCudaFuses(const SparseAttentionArgs& args) {
          (all_rows_are(RowFormat::kFp8Main) || all_rows_are(RowFormat::kBf16));
 }
 
-void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream) {
+static_assert(AttentionTrial().range_tiles == cuda::kRangeTiles);
+
+int SparseAttentionCudaClusters(int ranges) {
+  return cuda::Clusters<true>(ranges);
+}
+
+void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
+                         const AttentionTrial& trial) {
   if (args.step->num_tokens == 0) return;
   cuda::AttentionParams p;
   p.step = *args.step;
@@ -227,9 +305,9 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
     }
     cuda::Launch<cuda::F32Core>(p, stream);
   } else if (p.step_rows.format == RowFormat::kFp8Main) {
-    cuda::LaunchRows<true>(args, p, stream);
+    cuda::LaunchTrial<true>(args, p, trial, stream);
   } else {
-    cuda::LaunchRows<false>(args, p, stream);
+    cuda::LaunchTrial<false>(args, p, trial, stream);
   }
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }

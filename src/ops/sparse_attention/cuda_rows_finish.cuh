@@ -10,7 +10,11 @@
 namespace fathom::ops::cuda {
 
 constexpr int kBlockHeads = 64;
-constexpr int kMaxRanges = 8;  // blocks of a portable cluster
+// Ranges of a token: as many as a portable cluster has blocks. Of the candidate up to twice as
+// many, as far as the device has room for such clusters.
+__host__ __device__ constexpr int MaxRanges(bool candidate) {
+  return candidate ? 16 : 8;
+}
 
 // A range's result of a head.
 struct HeadSums {
@@ -34,15 +38,23 @@ struct RangeStats {
 };
 
 // What a head's ranges are multiplied by, in the lower and in the upper half of the channels.
-using RangeFactors = float2[kMaxRanges];
+template <bool kCandidate>
+using RangeFactors = float2[MaxRanges(kCandidate)];
 
 // A barrier of the two consuming warpgroups.
 __device__ inline void ConsumerBarrier() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
-// Of the consumers of all blocks of the cluster.
+// Of the consumers of all blocks of the cluster. The candidate does not publish what was written
+// before, which would wait for the whole device's memory: it only has to say that reads are over,
+// and what blocks send each other is counted by a barrier of its own.
+template <bool kCandidate>
 __device__ inline void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  if constexpr (kCandidate) {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  } else {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  }
 }
 __device__ inline void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -74,6 +86,7 @@ struct OutputColumn {
   }
 
   // As output_projection rotates: the same products and sums, never fused.
+  template <bool kCandidate>
   __device__ void Store(const AttentionParams& p, int32_t token, int head,
                         const uint4& value) const {
     uint32_t words[4] = {value.x, value.y, value.z, value.w};
@@ -86,8 +99,16 @@ struct OutputColumn {
                             __fadd_rn(__fmul_rn(v.x, s), __fmul_rn(v.y, c)));
       }
     }
-    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + token * p.out_stride +
-                              head * kHeadDim + channel) = {words[0], words[1], words[2], words[3]};
+    auto* const to =
+        static_cast<__nv_bfloat16*>(p.out) + token * p.out_stride + head * kHeadDim + channel;
+    if constexpr (kCandidate) {
+      // One store, which the compiler would cut into four.
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]),
+                   "r"(words[1]), "r"(words[2]), "r"(words[3])
+                   : "memory");
+    } else {
+      *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+    }
   }
 };
 
@@ -96,9 +117,17 @@ __device__ inline uint32_t* WordOf(HeadSums& head, int group, int i, int j) {
   return reinterpret_cast<uint32_t*>(&head.channels[32 * group + 8 * i + j]) + threadIdx.x % 4;
 }
 
-// Stores the result of a token's only range, by way of `sums`.
+// The sink of a head of the block's; of those beyond the last one that of the last.
+__device__ inline float SinkOf(const AttentionParams& p, int head) {
+  return __ldg(p.sink + min(head, p.heads - 1));
+}
+
+// Stores the result of a token's only range, by way of `sums`. sinks: those of heads g and g + 8 of
+// the warp's 16.
+template <bool kCandidate>
 __device__ inline void StoreRange(const AttentionParams& p, int32_t token, int first_head,
-                                  const RangeStats& stats, const Attended& a, HeadSums* sums) {
+                                  const RangeStats& stats, const float (&sinks)[2],
+                                  const Attended& a, HeadSums* sums) {
   const int lane = threadIdx.x % 32, group = threadIdx.x / 128;
   const int first = threadIdx.x / 32 % 4 * 16;  // of the warp
   const OutputColumn column(p, token, 256 * group + 8 * lane);
@@ -106,7 +135,7 @@ __device__ inline void StoreRange(const AttentionParams& p, int32_t token, int f
   for (int r = 0; r < 2; ++r) {
     const int in_block = first + lane / 4 + 8 * r;
     HeadSums& head = sums[in_block];
-    const float sink = __ldg(p.sink + min(first_head + in_block, p.heads - 1));
+    const float sink = kCandidate ? sinks[r] : SinkOf(p, first_head + in_block);
     const float inverse = InverseOfSum(stats.max[in_block], stats.sum[in_block], sink);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -122,7 +151,7 @@ __device__ inline void StoreRange(const AttentionParams& p, int32_t token, int f
   for (int i = 0; i < 16; ++i) {
     const int head = first_head + first + i;
     if (head < p.heads) {
-      column.Store(p, token, head, sums[first + i].channels[32 * group + lane]);
+      column.Store<kCandidate>(p, token, head, sums[first + i].channels[32 * group + lane]);
     }
   }
 }
@@ -166,23 +195,31 @@ __device__ inline void PackRange(const RangeStats& stats, const Attended& a, Hea
 }
 
 // Heads [begin, end) are the share of block `rank` of a cluster of `ranges`.
+template <bool kCandidate>
 __device__ inline int ShareBegin(int rank, int ranges) {
+  if constexpr (kCandidate) return QuickDivide(kBlockHeads * rank, ranges);
   return kBlockHeads * rank / ranges;
 }
 
 // Adds up the ranges of a token, block by block a share of the heads. sums: of this range.
 // received: room for the others'; arrived: expects as many bytes as they send. The block has
 // arrived at the cluster's barrier after it read its tiles.
+template <bool kCandidate>
 __device__ inline void MergeRanges(const AttentionParams& p, int32_t token, int first_head,
                                    int ranges, int rank, const HeadSums* sums, HeadSums* received,
-                                   RangeFactors* factors, uint64_t* arrived) {
+                                   RangeFactors<kCandidate>* factors, uint64_t* arrived) {
   FenceForWgmma();
   ConsumerBarrier();
   ClusterWait();  // nobody reads tiles any more
-  const int begin = ShareBegin(rank, ranges), count = ShareBegin(rank + 1, ranges) - begin;
-  if (threadIdx.x < ranges && threadIdx.x != rank) {
-    const auto to = static_cast<int>(threadIdx.x);
-    const int first = ShareBegin(to, ranges), heads = ShareBegin(to + 1, ranges) - first;
+  const int begin = ShareBegin<kCandidate>(rank, ranges),
+            count = ShareBegin<kCandidate>(rank + 1, ranges) - begin;
+  // A warp sends one copy after the other; the candidate's warps share them.
+  const unsigned reader =
+      kCandidate ? threadIdx.x / 32 + kConsumerThreads / 32 * (threadIdx.x % 32) : threadIdx.x;
+  if (reader < static_cast<unsigned>(ranges) && reader != static_cast<unsigned>(rank)) {
+    const auto to = static_cast<int>(reader);
+    const int first = ShareBegin<kCandidate>(to, ranges),
+              heads = ShareBegin<kCandidate>(to + 1, ranges) - first;
     CopyRemote(received + rank * heads, sums + first,
                static_cast<uint32_t>(heads * sizeof(HeadSums)), arrived, static_cast<uint32_t>(to));
   }
@@ -191,17 +228,22 @@ __device__ inline void MergeRanges(const AttentionParams& p, int32_t token, int 
   const auto sums_of = [&](int range, int head) -> const HeadSums& {
     return range == rank ? sums[begin + head] : received[range * count + head];
   };
-  // Eight lanes find the factors of a head's ranges.
-  const int mine = threadIdx.x / kMaxRanges, range = threadIdx.x % kMaxRanges;
-  const float sink = __ldg(p.sink + min(first_head + begin + mine, p.heads - 1));
+  // Eight lanes find the factors of a head's ranges, 32 heads at once; of more ranges, where a
+  // block has eight heads at most, sixteen.
+  const bool many = kCandidate && ranges > 8;
+  const int mine = many ? threadIdx.x / 16 : threadIdx.x / 8;
+  const int range = many ? threadIdx.x % 16 : threadIdx.x % 8;
+  const float sink = SinkOf(p, first_head + begin + mine);
   BarrierWaitCluster(arrived, 0);
   const bool real = mine < count && range < ranges;
   const float max = real ? sums_of(range, mine).max : -INFINITY;
-  const float most = GroupMax(max, kMaxRanges);
+  float most = GroupMax(max, 8);
+  if (many) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 8));
   const float weight = real ? Exp2(max - most) : 0.0f;
   float all = real ? sums_of(range, mine).sum * weight : 0.0f;
+  if (many) all += __shfl_xor_sync(0xffffffffu, all, 8);
 #pragma unroll
-  for (int offset = kMaxRanges / 2; offset > 0; offset /= 2) {
+  for (int offset = 4; offset > 0; offset /= 2) {
     all += __shfl_xor_sync(0xffffffffu, all, offset);
   }
   if (real) {
@@ -210,7 +252,7 @@ __device__ inline void MergeRanges(const AttentionParams& p, int32_t token, int 
     factors[mine][range] = {factor * of.scale[0], factor * of.scale[1]};
   }
   ConsumerBarrier();
-  ClusterArrive();  // what others sent has left them
+  ClusterArrive<kCandidate>();  // what others sent has left them
 #pragma unroll 1
   for (int head = threadIdx.x / 64; head < count; head += 4) {
     if (first_head + begin + head >= p.heads) break;
@@ -228,9 +270,9 @@ __device__ inline void MergeRanges(const AttentionParams& p, int32_t token, int 
         total[2 * k + 1] = __fmaf_rn(v.y, factor, total[2 * k + 1]);
       }
     }
-    column.Store(p, token, first_head + begin + head,
-                 {Bf16Word(total[0], total[1]), Bf16Word(total[2], total[3]),
-                  Bf16Word(total[4], total[5]), Bf16Word(total[6], total[7])});
+    column.Store<kCandidate>(p, token, first_head + begin + head,
+                             {Bf16Word(total[0], total[1]), Bf16Word(total[2], total[3]),
+                              Bf16Word(total[4], total[5]), Bf16Word(total[6], total[7])});
   }
   ClusterWait();
 }

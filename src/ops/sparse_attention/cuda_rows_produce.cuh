@@ -69,6 +69,7 @@ __device__ inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
 // that are no NaN. most: per half the largest magnitude of a code so far; a NaN's is kNanMagnitude.
 constexpr uint32_t kPlainScale = 254 - 120;
 constexpr uint32_t kNanMagnitude = 0x07f0;
+template <bool kCandidate>
 __device__ inline void ExpandPlain(const uint4& codes, uint32_t ue8m0, uint4 (&out)[2],
                                    uint32_t* most) {
   // A code's exponent field in bf16's place is too small by 2^120.
@@ -77,11 +78,22 @@ __device__ inline void ExpandPlain(const uint4& codes, uint32_t ue8m0, uint4 (&o
   uint32_t expanded[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t low = __byte_perm(words[i], 0, 0x4140), high = __byte_perm(words[i], 0, 0x4342);
-    const uint32_t a = (low * 16) & 0x07f007f0u, b = (high * 16) & 0x07f007f0u;
+    uint32_t a, b;            // magnitudes
+    uint32_t a_sign, b_sign;  // with a word's signs
+    if constexpr (kCandidate) {
+      // Codes in the upper bytes of the halves: signs are where they belong, and magnitudes shift
+      // within the half, whose lower byte is zero.
+      a_sign = __byte_perm(words[i], 0, 0x1404), b_sign = __byte_perm(words[i], 0, 0x3424);
+      a = (a_sign >> 4) & 0x07f007f0u, b = (b_sign >> 4) & 0x07f007f0u;
+    } else {
+      const uint32_t low = __byte_perm(words[i], 0, 0x4140);
+      const uint32_t high = __byte_perm(words[i], 0, 0x4342);
+      a = (low * 16) & 0x07f007f0u, b = (high * 16) & 0x07f007f0u;
+      a_sign = low * 256, b_sign = high * 256;
+    }
     *most = __vimax3_u16x2(*most, a, b);
-    expanded[2 * i] = MultiplyPair(((low * 256) & 0x80008000u) | a, factor);
-    expanded[2 * i + 1] = MultiplyPair(((high * 256) & 0x80008000u) | b, factor);
+    expanded[2 * i] = MultiplyPair((a_sign & 0x80008000u) | a, factor);
+    expanded[2 * i + 1] = MultiplyPair((b_sign & 0x80008000u) | b, factor);
   }
   out[0] = {expanded[0], expanded[1], expanded[2], expanded[3]};
   out[1] = {expanded[4], expanded[5], expanded[6], expanded[7]};
@@ -122,9 +134,18 @@ struct RowAddress {
   const std::byte* scales;
 };
 
+// floor(n / d) for 0 <= n < 2^24 and d >= 1, where it is below 2^20: a third of a division's time.
+__device__ inline int QuickDivide(int n, int d) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(static_cast<float>(d)));
+  const auto guess = static_cast<int>(static_cast<float>(n) * inverse);  // at most one off
+  const int rest = n - guess * d;
+  return guess + (rest >= d ? 1 : 0) - (rest < 0 ? 1 : 0);
+}
+
 // 8 warps, each 8 rows of every tile, four lanes a row. The block of a row is asked for a tile
 // before the row, which row it is a tile earlier still.
-template <bool kFp8>
+template <bool kFp8, bool kCandidate>
 struct Producer {
   const AttentionParams& p;
   const Entries& entries;
@@ -143,7 +164,12 @@ struct Producer {
     entry = first_tile * kTileRows + row;
     cache_row = CompressedRow(p, entries, entry);
     row_after = CompressedRow(p, entries, entry + kTileRows);
-    ring_row = entries.window_begin % p.ring.rows_per_page;
+    ring_row = entries.window_begin;
+    if constexpr (kCandidate) {
+      ring_row -= QuickDivide(ring_row, p.ring.rows_per_page) * p.ring.rows_per_page;
+    } else {
+      ring_row %= p.ring.rows_per_page;
+    }
     block = BlockOf(p, entries, cache_row);
   }
 
@@ -166,14 +192,24 @@ struct Producer {
                                             rows.block_stride;
     return {page + in_page * kDataBytes, page + rows.rows_per_page * kDataBytes + in_page * 8};
   }
+  // Turns to the next tile, whose row lies in block `next_block`.
+  __device__ void Advance(int32_t next_block) {
+    entry += kTileRows;
+    cache_row = row_after;
+    block = next_block;
+    row_after = CompressedRow(p, entries, entry + kTileRows);
+  }
   // Where the row of the next tile lies.
   __device__ RowAddress Next() {
     const RowAddress found = Address();
-    entry += kTileRows;
-    cache_row = row_after;
-    block = BlockOf(p, entries, cache_row);
-    row_after = CompressedRow(p, entries, entry + kTileRows);
+    Advance(BlockOf(p, entries, row_after));
     return found;
+  }
+  // Asks for an FP8 row to come to L2: it touches five lines, its scales one.
+  __device__ void Prefetch(const RowAddress& at) const {
+    if (at.data == nullptr) return;
+    PrefetchToL2(at.data + 128 * part);
+    if (part < 2) PrefetchToL2(part == 0 ? at.data + 512 : at.scales);
   }
   __device__ void Store(char* panel, int half, const uint4& value) const {
     *reinterpret_cast<uint4*>(panel + SwizzledOffset(row, 32 * part + 16 * half)) = value;
@@ -181,7 +217,8 @@ struct Producer {
 };
 
 // The thread's part of a row at `data` again, whatever its codes and scales.
-__device__ inline void ExpandAnyRow(const Producer<true>& producer, const std::byte* data,
+template <class Producer>
+__device__ inline void ExpandAnyRow(const Producer& producer, const std::byte* data,
                                     const uint2& scales, char* keys) {
 #pragma unroll 1
   for (int i = 0; i < 7; ++i) {
@@ -201,7 +238,7 @@ __device__ inline void ExpandAnyRow(const Producer<true>& producer, const std::b
 __device__ inline void ProduceFp8(const AttentionParams& p, const Entries& entries, int first_tile,
                                   int last_tile, TileRing& ring, StagedCodes& staged,
                                   TileBarriers& barriers) {
-  Producer<true> producer(p, entries, first_tile);
+  Producer<true, false> producer(p, entries, first_tile);
   uint4* const mine = &staged.pieces[0][threadIdx.x - kConsumerThreads];
   uint4 last, rope[2];  // the last piece of codes, and what is bf16
   const auto stage_piece = [&](const std::byte* data, int i) {
@@ -233,7 +270,7 @@ __device__ inline void ProduceFp8(const AttentionParams& p, const Entries& entri
       const uint32_t scale =
           __byte_perm(scales.x, scales.y, static_cast<uint32_t>(i) | 0x4440u) & 0xffu;
       uint4 out[2];
-      ExpandPlain(codes, scale, out, &most);
+      ExpandPlain<false>(codes, scale, out, &most);
       producer.Store(keys + i * kPanelBytes, 0, out[0]);
       producer.Store(keys + i * kPanelBytes, 1, out[1]);
     };
@@ -263,9 +300,78 @@ __device__ inline void ProduceFp8(const AttentionParams& p, const Entries& entri
   }
 }
 
+// The same with rows on their way to L2 more than a tile before they are fetched, and with a
+// piece's codes read while the piece before it is expanded.
+__device__ inline void ProduceFp8Ahead(const AttentionParams& p, const Entries& entries,
+                                       int first_tile, int last_tile, TileRing& ring,
+                                       StagedCodes& staged, TileBarriers& barriers) {
+  Producer<true, true> producer(p, entries, first_tile);
+  uint4* const mine = &staged.pieces[0][threadIdx.x - kConsumerThreads];
+  uint4 last, rope[2];  // the last piece of codes, and what is bf16
+  uint2 next_scales = {0, 0};
+  const std::byte* next = nullptr;
+  const int32_t second_block = BlockOf(p, entries, producer.row_after);  // beside the first
+  RowAddress ahead = producer.Address();
+  if (p.prefetch) producer.Prefetch(ahead);
+  producer.Advance(second_block);
+  // The round before the first tile only asks.
+#pragma unroll 1
+  for (int tile = first_tile - 1; tile < last_tile; ++tile) {
+    const int count = tile - first_tile;
+    const int stage = count % kStages;
+    char* const keys = ring.keys[count < 0 ? 0 : stage];
+    const std::byte* const data = next;
+    const uint2 scales = next_scales;
+    next = tile + 1 < last_tile ? ahead.data : nullptr;
+    next_scales =
+        next == nullptr ? uint2{0, 0} : __ldg(reinterpret_cast<const uint2*>(ahead.scales));
+    ahead = producer.Next();
+    if (p.prefetch && tile + 2 < last_tile) producer.Prefetch(ahead);
+    if (count >= kStages) BarrierWait(&barriers.empty[stage], (count / kStages - 1) & 1);
+    uint32_t most = 0;
+    const auto expand = [&](const uint4& codes, int i) {
+      const uint32_t scale =
+          __byte_perm(scales.x, scales.y, static_cast<uint32_t>(i) | 0x4440u) & 0xffu;
+      uint4 out[2];
+      ExpandPlain<true>(codes, scale, out, &most);
+      producer.Store(keys + i * kPanelBytes, 0, out[0]);
+      producer.Store(keys + i * kPanelBytes, 1, out[1]);
+    };
+    if (count >= 0) {
+      producer.Store(keys + 7 * kPanelBytes, 0, rope[0]);
+      producer.Store(keys + 7 * kPanelBytes, 1, rope[1]);
+      expand(last, kStagedPieces);
+    }
+    last = LoadNow(next + 64 * kStagedPieces + 16 * producer.part, next != nullptr);
+    rope[0] = LoadNow(next + kNopeDim + 32 * producer.part, next != nullptr);
+    rope[1] = LoadNow(next + kNopeDim + 32 * producer.part + 16, next != nullptr);
+    CopyAsyncWaitFor<0>();
+    const std::byte* const from = next == nullptr ? p.step_rows.base : next + 16 * producer.part;
+    uint4 codes = mine[0];
+#pragma unroll 2
+    for (int i = 0; i < kStagedPieces; ++i) {
+      const uint4 at_hand = codes;
+      CopyAsync16(SharedAddress(mine + i * kProducerThreads), from + 64 * i, next != nullptr);
+      if (i + 1 < kStagedPieces) codes = mine[(i + 1) * kProducerThreads];
+      if (count >= 0) expand(at_hand, i);
+    }
+    CopyAsyncCommit();
+    if (count < 0) continue;
+    const bool large = (__vcmpgtu4(scales.x, kPlainScale * 0x01010101u) |
+                        __vcmpgtu4(scales.y & 0x00ffffffu, kPlainScale * 0x01010101u)) != 0;
+    if (data != nullptr &&
+        (large || (most & 0xffffu) == kNanMagnitude || most >> 16 == kNanMagnitude)) {
+      ExpandAnyRow(producer, data, scales, keys);
+    }
+    FenceForWgmma();
+    WarpArrive(&barriers.full[stage]);
+  }
+}
+
+template <bool kCandidate>
 __device__ inline void ProduceBf16(const AttentionParams& p, const Entries& entries, int first_tile,
                                    int last_tile, TileRing& ring, TileBarriers& barriers) {
-  Producer<false> producer(p, entries, first_tile);
+  Producer<false, kCandidate> producer(p, entries, first_tile);
 #pragma unroll 1
   for (int tile = first_tile; tile < last_tile; ++tile) {
     const int stage = (tile - first_tile) % kStages, round = (tile - first_tile) / kStages;

@@ -38,6 +38,10 @@ struct AttentionParams {
   bool product;
   float* partials;   // [T, groups, max_segments] of kPartialFloats
   int max_segments;  // of any token of the step
+  // Of the candidate kernel alone.
+  int32_t first_token;  // of the launch
+  int range_tiles, max_ranges;
+  bool prefetch;
 };
 
 // A segment's result: acc [16, 512], then max [16], then sum [16].
