@@ -1649,6 +1649,12 @@ cudaError_t cudaFree(void* data) {
   Allocations().erase(found);
   return cudaSuccess;
 }
+cudaError_t cudaMallocHost(void** to, size_t bytes) {
+  return cudaMalloc(to, bytes);
+}
+cudaError_t cudaFreeHost(void* data) {
+  return cudaFree(data);
+}
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   emu::Finish();
   std::memset(to, value, bytes);
