@@ -355,14 +355,12 @@ void LaunchSingle(const SingleToken& p, const MatrixView& z, T* a, T* y, cudaStr
   const auto up = SingleUp<kRouted, kShared, Z, T>;
   const int64_t up_bytes = SingleUpBytes(p.hidden);
   AllowShared(up, up_bytes);
-  PreferShared(up);
   LaunchOverlapped(up, SingleUpBlocks(p.inner, p.top_k, 2) + SingleUpBlocks(p.inner, 1, 4),
                    kSkinnyThreads, up_bytes, stream, 1, p,
                    MakePreparation<Z>(z, Form::kQuantised, nullptr), a);
   const auto down = SingleDown<kRouted, kShared, T>;
   const int64_t down_bytes = SingleDownBytes(p.inner);
   AllowShared(down, down_bytes);
-  PreferShared(down);
   const auto tiles = static_cast<int>(Blocks(p.hidden, kTile));
   LaunchOverlapped(down, Blocks(tiles, Blocks(tiles, kSkinnyBlocks)), kSkinnyThreads, down_bytes,
                    stream, 1, p, static_cast<const T*>(a), y);

@@ -419,7 +419,6 @@ void LaunchFresh(const CudaWeightView& w, const P& p, const Output<T>& out, cuda
     const auto shared = static_cast<int64_t>(sizeof(typename LinearShared<F, 1, kByWarp>::Type)) +
                         p.rows * FreshStride(w.depth) * 2;
     AllowShared(kernel, shared);
-    if (LinearShared<F, 1, kByWarp>::kThird) PreferShared(kernel);
     LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, GroupTiles(w.out),
                      out);
   });
@@ -456,7 +455,6 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
       constexpr auto kShared =
           static_cast<int64_t>(sizeof(typename LinearShared<F, kRowTiles, kByWarp>::Type));
       AllowShared(kernel, kShared);
-      if (LinearShared<F, kRowTiles, kByWarp>::kThird) PreferShared(kernel);
       LaunchOverlapped(kernel, dim3(blocks, row_groups), kSkinnyThreads, kShared, stream, 1, w, x,
                        x_stride, rows, rank, jobs, out);
     });

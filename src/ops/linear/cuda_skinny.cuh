@@ -32,15 +32,6 @@ inline constexpr int kSkinnyResident = kCudaCandidates ? 3 : 2;
 // Shared memory of a third of a multiprocessor, less what a block takes for itself.
 inline constexpr size_t kThirdBytes = (228 << 10) / 3 - (1 << 10);
 
-// The whole of a multiprocessor's memory as shared memory, in each of the kernels that are to run
-// side by side: it changes its split only when it is empty.
-template <class Kernel>
-void PreferShared(Kernel kernel) {
-  if (kSkinnyResident < 3) return;
-  FATHOM_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                         cudaSharedmemCarveoutMaxShared));
-}
-
 // kParts: for SkinnyByBlock too.
 template <int kRowTiles, class Ring = AnyRing, bool kParts = true>
 struct SkinnyShared {
