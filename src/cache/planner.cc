@@ -6,6 +6,7 @@
 #include "model/forward.h"
 #include "ops/indexer/cuda.h"
 #include "ops/indexer/scan.h"
+#include "ops/sparse_attention/cuda.h"
 
 namespace fathom {
 namespace {
@@ -13,8 +14,6 @@ namespace {
 constexpr int64_t kMostSlots = 65'536;
 constexpr int64_t kTableLengths[] = {8'192, 131'072, 1'048'576};
 
-// Partial results of long attention on a GPU: a fixed number (sparse_attention/cuda.h).
-constexpr int64_t kGpuAttentionScratch = int64_t{80} << 20;
 // Row stores and softmax states of one CPU thread, beside the indexer.
 constexpr int64_t kThreadScratch = int64_t{4} << 20;
 // Tokens that share the CPU indexer's expanded rows, at most.
@@ -130,8 +129,8 @@ Workspaces PlanWorkspaces(const ModelConfig& config, const Geometry& geometry,
     const int64_t large = csa ? ops::IndexerCudaScratchBytes(tokens) : 0;
     const int64_t beside = csa ? ops::IndexerCudaScratchBytes(branch) : 0;
     out.indexer_scratch = large + beside;
-    out.kernel_scratch = std::max({kGpuAttentionScratch, prepared, large}) + beside +
-                         width * branch * config.hidden_size;
+    out.kernel_scratch = std::max({ops::kSparseAttentionCudaScratchBytes, prepared, large}) +
+                         beside + width * branch * config.hidden_size;
     out.graphs =
         GraphBytes(config.num_layers, std::min(request.graph_sequences, request.slots), table);
   } else {

@@ -7,6 +7,7 @@
 #include "ops/experts/cuda.h"
 #include "ops/hyper_connection/cuda.h"
 #include "ops/linear/cuda.h"
+#include "ops/router/cuda.h"
 
 namespace fathom {
 namespace {
@@ -52,14 +53,22 @@ std::vector<std::pair<const void*, int64_t>> Arrays(const Weights& weights,
 }  // namespace
 
 Status CheckForCuda(const ModelConfig& config) {
+  const auto above = [](const char* key, int64_t value, int64_t most) {
+    return Fail(Code::kInvalidArgument, "{} {}: at most {} on a GPU (--device cpu takes more)", key,
+                value, most);
+  };
   if (config.hidden_size > ops::kSeamCudaChannels) {
-    return Fail(Code::kInvalidArgument,
-                "hidden_size {}: at most {} on a GPU (--device cpu takes more)", config.hidden_size,
-                ops::kSeamCudaChannels);
+    return above("hidden_size", config.hidden_size, ops::kSeamCudaChannels);
   }
   if (config.hc_eps < ops::kSeamCudaLeastEps || config.hc_eps > ops::kSeamCudaMostEps) {
     return Fail(Code::kInvalidArgument, "hc_eps {}: {} to {} on a GPU (--device cpu takes others)",
                 config.hc_eps, ops::kSeamCudaLeastEps, ops::kSeamCudaMostEps);
+  }
+  if (config.num_experts > ops::kRouterCudaExperts) {
+    return above("n_routed_experts", config.num_experts, ops::kRouterCudaExperts);
+  }
+  if (config.experts_per_token > ops::kRouterCudaChosen) {
+    return above("num_experts_per_tok", config.experts_per_token, ops::kRouterCudaChosen);
   }
   return {};
 }

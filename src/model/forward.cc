@@ -174,10 +174,6 @@ struct Forward::Impl : Buffers {
                              .numerics = options.numerics});
   }
 
-  ops::LinearArgs OfQueryLatent(const ops::LinearWeight& weight, const MatrixView& out) const {
-    return {.x = Rows(qa), .weight = &weight, .y = out, .numerics = options.numerics};
-  }
-
   // `c` and `g` hold the projections.
   void Compress(const CompressorWeights& compressor, int ratio, int channels, const MatrixView& c,
                 const MatrixView& g, float* state, int64_t state_stride,
@@ -216,38 +212,14 @@ struct Forward::Impl : Buffers {
     const LayerKind kind = config.kind(layer);
     const float* rope = kind == LayerKind::kSwa ? rope_plain : rope_yarn;
     const bool csa = kind == LayerKind::kCsa;
+    const bool commits = backend.InsertCommits(*step);
 
     step_rows.format = cache.ring.format;
-    ops::SparseAttentionArgs attention = {.step = step,
-                                          .heads = config.num_heads,
-                                          .q = Rows(q),
-                                          .step_rows = step_rows,
-                                          .ring = cache.ring,
-                                          .compressed = cache.compressed,
-                                          .selected = csa ? selected : nullptr,
-                                          .counts = csa ? counts : nullptr,
-                                          .top_k = config.index_top_k,
-                                          .sink = w.attn_sink.data(),
-                                          .out = Rows(q),
-                                          .numerics = options.numerics};
-    // What a backend fuses leaves nothing for a tap to read.
-    const bool rotates = tap == nullptr && backend.AttentionRotates(attention);
-    if (rotates) attention.rope = rope;
-    const ops::LinearArgs query = OfQueryLatent(w.wq_b, Rows(q));
-    const ops::LinearArgs index_query = csa ? OfQueryLatent(w.index_wq_b, Rows(index_q)) : query;
-    const bool normalises =
-        tap == nullptr && backend.LinearNormalises(query) && backend.LinearNormalises(index_query);
-    const auto from_latent = [&](ops::LinearArgs args) {
-      if (normalises) args.norm = w.q_norm.data();
-      backend.Linear(args);
-    };
 
     Branch(0);
     Linear(Rows(z), w.wq_a, Rows(qa));
-    if (!normalises) {
-      backend.RmsNorm(
-          {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
-    }
+    backend.RmsNorm(
+        {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
     Show(name + ".attn.q_latent", Rows(qa));
     Branch(1);
     Linear(Rows(z), w.wkv, Rows(kv));
@@ -260,20 +232,22 @@ struct Forward::Impl : Buffers {
       Branch(2);
       Linear(Rows(z), w.index_weights_proj, Rows(index_w));
       Await(0);  // the query latent
-      from_latent(index_query);
+      Linear(Rows(qa), w.index_wq_b, Rows(index_q));
       Await(1);  // the indexer's row
       Select(name, cache);
     }
     Branch(0);
-    from_latent(query);
-    backend.NormRopeInsert({.q = rotates ? MatrixView{} : Rows(q),
+    Linear(Rows(qa), w.wq_b, Rows(q));
+    backend.NormRopeInsert({.q = Rows(q),
                             .kv = Rows(kv),
                             .kv_norm = w.kv_norm.data(),
                             .rope = rope,
                             .step_rows = step_rows,
-                            .heads = rotates ? 0 : config.num_heads,
+                            .heads = config.num_heads,
                             .round_kv = options.kv_rounding,
-                            .numerics = options.numerics});
+                            .numerics = options.numerics,
+                            .step = commits ? step : nullptr,
+                            .ring = commits ? cache.ring : ops::PagedRows{}});
     Show(name + ".attn.q", Rows(q));
     if (kind != LayerKind::kSwa) {
       Branch(1);
@@ -281,13 +255,26 @@ struct Forward::Impl : Buffers {
                cache.compressed);
     }
     if (branches) backend.Join();
-    backend.SparseAttention(attention);
+    backend.SparseAttention({.step = step,
+                             .heads = config.num_heads,
+                             .q = Rows(q),
+                             .step_rows = step_rows,
+                             .ring = cache.ring,
+                             .compressed = cache.compressed,
+                             .selected = csa ? selected : nullptr,
+                             .counts = csa ? counts : nullptr,
+                             .top_k = config.index_top_k,
+                             .sink = w.attn_sink.data(),
+                             .out = Rows(q),
+                             .numerics = options.numerics});
     Show(name + ".attn.heads", Rows(q));
-    Branch(1);
-    backend.WindowCommit({.step = step, .step_rows = step_rows, .ring = cache.ring});
-    Branch(0);
+    if (!commits) {
+      Branch(1);
+      backend.WindowCommit({.step = step, .step_rows = step_rows, .ring = cache.ring});
+      Branch(0);
+    }
     backend.OutputProjection({.o = Rows(q),
-                              .rope = rotates ? nullptr : rope,
+                              .rope = rope,
                               .heads = config.num_heads,
                               .groups = config.o_groups,
                               .wo_a = &w.wo_a,

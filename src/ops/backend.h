@@ -50,15 +50,13 @@ class Backend {
   virtual void Await(int /*other*/) {}
   virtual void Join() {}
 
-  // Whether SparseAttention takes `rope` with these arguments, and Linear `norm` with those.
-  virtual bool AttentionRotates(const SparseAttentionArgs&) const { return false; }
-  virtual bool LinearNormalises(const LinearArgs&) const { return false; }
-
   // table [T, 64]: RopeTableRow at every token's position; built once per step.
   virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
   virtual void Embed(const EmbedArgs&) = 0;
   virtual void Linear(const LinearArgs&) = 0;
   virtual void RmsNorm(const RmsNormArgs&) = 0;
+  // Whether NormRopeInsert takes `step` and `ring` for this step, and does what WindowCommit would.
+  virtual bool InsertCommits(const StepView&) const { return false; }
   virtual void NormRopeInsert(const NormRopeInsertArgs&) = 0;
   virtual void WindowCommit(const WindowCommitArgs&) = 0;
   virtual void Compressor(const CompressorArgs&) = 0;

@@ -43,6 +43,7 @@ class NamedBackend : public Backend {
   void RmsNorm(const RmsNormArgs& args) override {
     Call("rms_norm", [&] { inner_.RmsNorm(args); });
   }
+  bool InsertCommits(const StepView& step) const override { return inner_.InsertCommits(step); }
   void NormRopeInsert(const NormRopeInsertArgs& args) override {
     Call("norm_rope_insert", [&] { inner_.NormRopeInsert(args); });
   }
@@ -72,12 +73,6 @@ class NamedBackend : public Backend {
   }
   void GateAndRoute(const LinearArgs& gate, const RouterArgs& route) override {
     Call("gate and router", [&] { inner_.GateAndRoute(gate, route); });
-  }
-  bool AttentionRotates(const SparseAttentionArgs& args) const override {
-    return inner_.AttentionRotates(args);
-  }
-  bool LinearNormalises(const LinearArgs& args) const override {
-    return inner_.LinearNormalises(args);
   }
   void Experts(const ExpertsArgs& args) override {
     Call("experts", [&] { inner_.Experts(args); });

@@ -162,25 +162,7 @@ struct AttentionCase {
   int32_t context;  // tokens
 };
 
-// What is timed beside the build's own choice: `trials`.
-struct NamedTrial {
-  const char* name;
-  AttentionTrial trial;
-};
-constexpr NamedTrial kTrials[] = {
-    {"measured", {.candidate = false}},
-    {"5 tiles 8 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 8}},
-    {"5 tiles", {.candidate = true, .range_tiles = 5}},
-    {"5 tiles without prefetch", {.candidate = true, .range_tiles = 5, .prefetch = false}},
-    {"5 tiles 12 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 12}},
-    {"5 tiles 16 ranges", {.candidate = true, .range_tiles = 5, .max_ranges = 16}},
-    {"4 tiles", {.candidate = true, .range_tiles = 4}},
-    {"3 tiles", {.candidate = true, .range_tiles = 3}},
-    {"3 tiles 8 ranges", {.candidate = true, .range_tiles = 3, .max_ranges = 8}},
-    {"2 tiles", {.candidate = true, .range_tiles = 2}},
-};
-
-void BenchAttention(const AttentionCase& c, int batch, bool trials = false) {
+void BenchAttention(const AttentionCase& c, int batch, bool sharing = false) {
   const int32_t position = c.context - 1;
   const Batch step(batch, position, 1);
   const Cache step_rows(RowFormat::kFp8Main, kHeadDim, batch, 1, 2);
@@ -190,7 +172,7 @@ void BenchAttention(const AttentionCase& c, int batch, bool trials = false) {
   const int64_t width = int64_t{c.heads} * kHeadDim;
   const Memory q(RandomBf16(batch * width, 5)), out(batch * width * 2);
   const Memory sink(std::vector<float>(c.heads, 0.5f));
-  const Memory scratch(SparseAttentionCudaScratchBytes());
+  const Memory scratch(kSparseAttentionCudaScratchBytes);
 
   SparseAttentionArgs args;
   int64_t entries = std::min<int64_t>(kWindow, c.context);
@@ -220,29 +202,21 @@ void BenchAttention(const AttentionCase& c, int batch, bool trials = false) {
     args.top_k = c.top_k;
   }
   args.sink = sink.as<float>();
-  const Memory rope(std::vector<float>(int64_t{batch} * kRopeDim, 0.70710678f));
-  const auto bench = [&](const std::string& name, const AttentionTrial& trial) {
+  const auto bench = [&](const std::string& name, int blocks) {
     const double us =
-        TimeUs([&] { SparseAttentionCuda(args, scratch.as<void>(), nullptr, trial); });
+        TimeUs([&] { SparseAttentionCuda(args, scratch.as<void>(), nullptr, blocks); });
     const double row_bytes = 584;
     Print("sparse_attention", name, batch, us,
           batch * (static_cast<double>(entries) * row_bytes + 4.0 * static_cast<double>(width)),
           4.0 * batch * static_cast<double>(width) * static_cast<double>(entries));
   };
-  if (!trials) return bench(c.name, {});
-  for (const NamedTrial& named : kTrials) {
-    const bool usual = named.trial.range_tiles == 5 && named.trial.max_ranges == 0;
-    // A window is one range in any case.
-    if (c.ratio == 0 && !usual) continue;
-    if (named.trial.max_ranges > 8 && SparseAttentionCudaClusters(named.trial.max_ranges) == 0) {
+  bench(c.name, 0);
+  if (!sharing || c.ratio == 0) return;
+  for (const int blocks : {1, 2, 3, 4, 5, 6, 8, 9, 16}) {
+    if (blocks > 1 && (batch * c.heads > 132 * 64 || SparseAttentionCudaClusters(blocks) == 0)) {
       continue;
     }
-    const std::string name = std::string(c.name) + ": " + named.name;
-    args.rope = nullptr;
-    bench(name, named.trial);
-    if (!usual || batch > 8) continue;
-    args.rope = rope.as<float>();
-    bench(name + " with rotations", named.trial);
+    bench(std::string(c.name) + ": " + std::to_string(blocks) + " blocks", blocks);
   }
 }
 
@@ -276,8 +250,8 @@ void BenchIndexer(RowFormat format, const char* name, int32_t context, int batch
 }  // namespace
 }  // namespace fathom::ops
 
-// attention_cuda_bench [attention|indexer|trials]: trials are of the attention kernel, everything
-// but them without an argument.
+// attention_cuda_bench [attention|indexer|sharing]: everything without an argument; sharing times
+// attention with 1 to 16 blocks for a token beside the number it chooses.
 int main(int argc, char** argv) {
   using namespace fathom::ops;
   const std::string only = argc > 1 ? argv[1] : "";
@@ -288,12 +262,12 @@ int main(int argc, char** argv) {
       {"pro window", 128, 0, 0, 131'072},       {"pro c4 128+1024", 128, 4, 1024, 16'384},
       {"pro c128 128K", 128, 128, 0, 131'072},
   };
-  if (only == "trials") {
+  if (only == "sharing") {
     for (int ranges = 2; ranges <= 16; ++ranges) {
       std::printf("clusters of %d at once,,%d\n", ranges, SparseAttentionCudaClusters(ranges));
     }
     for (const AttentionCase& c : attention) {
-      for (const int batch : {1, 8, 32, 128}) BenchAttention(c, batch, /*trials=*/true);
+      for (const int batch : {1, 8, 32, 128}) BenchAttention(c, batch, /*sharing=*/true);
     }
     return 0;
   }

@@ -18,7 +18,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ops/cuda/cuda_graph.h"
@@ -38,9 +37,6 @@ constexpr int kLaunches = 4, kRepeats = 15;
 // V4-Flash, with fewer experts than its 256 to choose from: the weights of those chosen count.
 constexpr int64_t kHidden = 4096, kQueryRank = 1024, kInner = 2048, kOutputRank = 8192;
 constexpr int kHeads = 64, kGroups = 8, kTopK = 6, kGateExperts = 256;
-// What GateAndRouteCuda is timed as.
-constexpr std::pair<const char*, GateWay> kWays[] = {
-    {"", {.rehearse = false}}, {" rehearsed", {}}, {" rehearsed two stages", {.stages = 2}}};
 constexpr int kExperts = 64, kLayers = 4, kChoices = 4;  // choices of experts in a layer
 
 std::mt19937& Rng() {
@@ -168,45 +164,29 @@ class Bench {
   void Run() {
     Time("wq_a", Bytes(wq_a_, qa_), wq_a_.count(), [&](int i) { Product(wq_a_, i, z_, qa_); });
     Time("wq_b", Bytes(wq_b_, q_), wq_b_.count(), [&](int i) { Product(wq_b_, i, qa_, q_); });
-    Time("wo_a", Bytes(wo_a_, grouped_) + 2.0 * tokens_ * (q_.cols - wo_a_.in), wo_a_.count(),
-         [&](int i) { Grouped(i); });
+    Time("rotation; wo_a", Bytes(wo_a_, grouped_) + 2.0 * tokens_ * (q_.cols - wo_a_.in),
+         wo_a_.count(), [&](int i) { Grouped(i); });
     Time("wo_b", Bytes(wo_b_, o_), wo_b_.count(), [&](int i) { Product(wo_b_, i, grouped_, o_); });
 
     const double routes = 8.0 * tokens_ * kTopK;
     const double gate = Bytes(gate_, logits_), router = 4.0 * tokens_ * logits_.cols + routes;
     const int links = gate_.count();
     Time("gate", gate, links, [&](int i) { LinearCuda(GateOf(i), scratch_, stream()); });
-    for (const bool held : {false, true}) {
-      const std::string how = held ? " keys in registers" : "";
-      Time("router" + how, router, links, [&](int i) { RouterCuda(RouteOf(i), stream(), held); });
-      Time("gate and router apart" + how, gate + router, links, [&](int i) {
-        LinearCuda(GateOf(i), scratch_, stream());
-        RouterCuda(RouteOf(i), stream(), held);
-      });
-    }
+    Time("router", router, links, [&](int i) { RouterCuda(RouteOf(i), stream()); });
+    Time("gate and router apart", gate + router, links, [&](int i) { Apart(i); });
     const double together = gate - 4.0 * tokens_ * logits_.cols + routes;
-    for (const auto& [how, way] : kWays) {
-      TimeTogether(std::string("gate and router together") + how, together, links,
-                   [&](int i) { GateAndRouteCuda(GateOf(i), RouteOf(i), stream(), way); });
-    }
+    TimeTogether("gate and router together", together, links, [&](int i) { Together(i); });
     // Behind the kernel that a step has in front of them, which writes their input.
     const double seam = 24.0 * 4 * kHidden * 4 + 22.0 * tokens_ * kHidden;
     Time("seam", seam, links, [&](int i) { Seam(i); });
-    for (const bool held : {false, true}) {
-      Time(std::string("seam; gate and router apart") + (held ? " keys in registers" : ""),
-           seam + gate + router, links, [&](int i) {
-             Seam(i);
-             LinearCuda(GateOf(i), scratch_, stream());
-             RouterCuda(RouteOf(i), stream(), held);
-           });
-    }
-    for (const auto& [how, way] : kWays) {
-      TimeTogether(std::string("seam; gate and router together") + how, seam + together, links,
-                   [&](int i) {
-                     Seam(i);
-                     GateAndRouteCuda(GateOf(i), RouteOf(i), stream(), way);
-                   });
-    }
+    Time("seam; gate and router apart", seam + gate + router, links, [&](int i) {
+      Seam(i);
+      Apart(i);
+    });
+    TimeTogether("seam; gate and router together", seam + together, links, [&](int i) {
+      Seam(i);
+      Together(i);
+    });
 
     Time("experts", ExpertBytes(), kLayers * kChoices,
          [&](int i) { ExpertsCuda(ExpertsOf(i), expert_scratch_, stream()); });
@@ -221,18 +201,15 @@ class Bench {
     };
     Time("layer; gate and router apart", products + gate + router, kLayers * kChoices, [&](int i) {
       attention(i);
-      LinearCuda(GateOf(i), scratch_, stream());
-      RouterCuda(RouteOf(i), stream());
+      Apart(i);
       ExpertsCuda(ExpertsOf(i), expert_scratch_, stream());
     });
-    for (const auto& [how, way] : kWays) {
-      TimeTogether(std::string("layer; gate and router together") + how, products + together,
-                   kLayers * kChoices, [&](int i) {
-                     attention(i);
-                     GateAndRouteCuda(GateOf(i), RouteOf(i), stream(), way);
-                     ExpertsCuda(ExpertsOf(i), expert_scratch_, stream());
-                   });
-    }
+    TimeTogether("layer; gate and router together", products + together, kLayers * kChoices,
+                 [&](int i) {
+                   attention(i);
+                   Together(i);
+                   ExpertsCuda(ExpertsOf(i), expert_scratch_, stream());
+                 });
   }
 
  private:
@@ -257,7 +234,7 @@ class Bench {
   }
   void Grouped(int link) const {
     const OutputProjectionArgs args = {.o = q_,
-                                       .rope = nullptr,
+                                       .rope = rope_,
                                        .heads = kHeads,
                                        .groups = kGroups,
                                        .wo_a = &wo_a_.links[link],
@@ -275,6 +252,11 @@ class Bench {
             .experts = routed_,
             .weights = route_weights_};
   }
+  void Apart(int link) const {
+    LinearCuda(GateOf(link), scratch_, stream());
+    RouterCuda(RouteOf(link), stream());
+  }
+  void Together(int link) const { GateAndRouteCuda(GateOf(link), RouteOf(link), stream()); }
   void Seam(int link) const {
     const HyperConnectionSite site = {fn_[link], base_, hc_scale_, 24};
     HyperConnectionCuda({.x = x_,
@@ -347,6 +329,8 @@ class Bench {
   const MatrixView z_ = Activations(tokens_, kHidden);
   const MatrixView qa_ = Activations(tokens_, kQueryRank);
   const MatrixView q_ = Activations(tokens_, int64_t{kHeadDim} * kHeads);
+  float* const rope_ =
+      Uploaded(std::vector<float>(static_cast<size_t>(tokens_ * kRopeDim), 0.70710678f));
   const MatrixView grouped_ = Activations(tokens_, kOutputRank);
   const MatrixView o_ = Empty(kHidden, DType::kBF16);
   const MatrixView logits_ = Empty(kGateExperts, DType::kF32);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -168,13 +169,7 @@ Result OnHost(const Fixture& f, bool with_scores, ThreadPool* pool) {
   return r;
 }
 
-// Which kernels OnDevice runs.
-struct Ways {
-  bool one_launch = false;
-  bool ring = kCudaCandidates;
-};
-
-Result OnDevice(const Fixture& f, bool with_scores, const Ways& ways = {}) {
+Result OnDevice(const Fixture& f, bool with_scores, bool one_launch = false) {
   Result r;
   IndexerArgs args = ArgsOf(f, &r, with_scores);
   const int64_t tokens = f.step.num_tokens;
@@ -197,8 +192,7 @@ Result OnDevice(const Fixture& f, bool with_scores, const Ways& ways = {}) {
   args.counts = counts.data();
   if (with_scores) args.scores = scores.data();
   // A single launch does without scratch: what falls back to three would not get far.
-  IndexerCuda(args, ways.one_launch ? nullptr : scratch.data(), nullptr, ways.one_launch,
-              ways.ring);
+  IndexerCuda(args, one_launch ? nullptr : scratch.data(), nullptr, one_launch);
   r.q = q.Download();
   r.w = w.Download();
   r.selected = selected.Download();
@@ -542,8 +536,7 @@ void ExpectOneLaunchGivesTheSame(const Fixture& f) {
                                   << f.c.heads << " top_k " << f.c.top_k << " data "
                                   << static_cast<int>(f.c.data) << " page " << f.c.rows_per_page
                                   << " tokens " << f.step.num_tokens);
-  ExpectSame(OnDevice(f, false, {.one_launch = true}),
-             OnDevice(f, false, {.one_launch = false, .ring = false}));
+  ExpectSame(OnDevice(f, false, /*one_launch=*/true), OnDevice(f, false));
 }
 
 constexpr RowFormat kPackedFormats[] = {RowFormat::kFp4Index, RowFormat::kFp8Index,
@@ -637,15 +630,45 @@ TEST(IndexerCuda, OneLaunchWithNanWeightsAndPadding) {
   }
 }
 
-void ExpectRingGivesTheSame(const Fixture& f) {
+// The same rows in pages of half a tile, which no bulk copy can fetch: not by a ring, then.
+void HalvePages(Fixture* f) {
+  const PagedRows from = f->keys;
+  const int64_t pages = static_cast<int64_t>(f->memory.size()) / from.block_stride;
+  const int parts = from.rows_per_page / 32;
+  const int64_t data_bytes = RowDataBytes(from.format, kIndexDim);
+  const int64_t scale_bytes = RowScaleBytes(from.format);
+  std::vector<std::byte> memory(pages * parts * (32 * (data_bytes + scale_bytes) + 128));
+  f->keys.base = memory.data();
+  f->keys.rows_per_page = 32;
+  f->keys.block_stride = 32 * (data_bytes + scale_bytes) + 128;
+  for (int32_t page = 0; page < pages; ++page) {
+    for (int r = 0; r < from.rows_per_page; ++r) {
+      const int32_t to = page * parts + r / 32;
+      std::copy_n(from.data(page, r), data_bytes, f->keys.data(to, r % 32));
+      std::copy_n(from.scale(page, r), scale_bytes, f->keys.scale(to, r % 32));
+    }
+  }
+  f->memory = std::move(memory);
+  std::vector<int32_t> table;
+  for (const int32_t page : f->table) {
+    for (int i = 0; i < parts; ++i) table.push_back(page * parts + i);
+  }
+  f->table = std::move(table);
+  f->step.block_table = f->table.data();
+  f->step.max_blocks *= parts;
+}
+
+void ExpectRingGivesTheSame(Fixture* fixture) {
+  const Fixture& f = *fixture;
   SCOPED_TRACE(testing::Message() << "format " << static_cast<int>(f.c.format) << " heads "
                                   << f.c.heads << " data " << static_cast<int>(f.c.data) << " page "
                                   << f.c.rows_per_page << " tokens " << f.step.num_tokens);
+  const Result got[] = {OnDevice(f, true), OnDevice(f, false)};
+  HalvePages(fixture);
   for (const bool with_scores : {true, false}) {
-    const Result got = OnDevice(f, with_scores, {.one_launch = false, .ring = true});
-    const Result expected = OnDevice(f, with_scores, {.one_launch = false, .ring = false});
-    ExpectSame(got, expected);
-    EXPECT_TRUE(SameFloats(got.scores, expected.scores)) << "scores";
+    const Result expected = OnDevice(f, with_scores);
+    ExpectSame(got[with_scores ? 0 : 1], expected);
+    EXPECT_TRUE(SameFloats(got[with_scores ? 0 : 1].scores, expected.scores)) << "scores";
   }
 }
 
@@ -666,11 +689,13 @@ TEST(IndexerCuda, ScansGoThroughTheirRingManyTimes) {
         c.parts = {{1'200'000, 1}, {1'199'743, 1}, {77, 1},        {640'001, 1}, {1'048'575, 1},
                    {2100, 1},      {0, 1},         {1'500'000, 1}, {999'999, 1}, {1'111'111, 1}};
         if (data == Data::kNormal) {
-          ExpectRingGivesTheSame(Fixture(c));
+          Fixture f(c);
+          ExpectRingGivesTheSame(&f);
         }
         c.parts.clear();
-        for (int32_t s = 0; s < 220; ++s) c.parts.push_back({s * 7919 % 20'011, 1});
-        ExpectRingGivesTheSame(Fixture(c));
+        for (int32_t s = 0; s < 300; ++s) c.parts.push_back({s * 7919 % 20'011, 1});
+        Fixture f(c);
+        ExpectRingGivesTheSame(&f);
       }
     }
   }
@@ -692,13 +717,69 @@ TEST(IndexerCuda, RingWithUnusualQueriesWeightsAndPadding) {
     f.w[int64_t{7} * heads + 1] = 0x1p110f;  // does not bear the ring's factor
     f.w[int64_t{8} * heads + 1] = 0x1p-120f;
     f.position[0] = f.position[20] = f.position[39] = -1;
-    ExpectRingGivesTheSame(f);
+    ExpectRingGivesTheSame(&f);
   }
 }
 
+// What a selection of few tokens meets: groups that tie, all groups of one neighbourhood, few
+// groups, k near the number of groups, contexts of more groups than a thread holds.
+class IndexerCudaRows : public testing::TestWithParam<int32_t> {};
+
+TEST_P(IndexerCudaRows, SelectsExactlyWhereverTheBestLie) {
+  FATHOM_NEEDS_DEVICE();
+  enum class Shape { kRandom, kRamp, kOneNeighbourhood, kFewValues, kAllEqual, kMostlyNan };
+  const int32_t rows = GetParam();
+  for (const int top_k : {1, 37, 512, 1024}) {
+    for (const Shape shape : {Shape::kRandom, Shape::kRamp, Shape::kOneNeighbourhood,
+                              Shape::kFewValues, Shape::kAllEqual, Shape::kMostlyNan}) {
+      SCOPED_TRACE(testing::Message()
+                   << rows << " rows, top_k " << top_k << ", shape " << static_cast<int>(shape));
+      Case c;
+      c.format = RowFormat::kF32;
+      c.heads = 1;
+      c.top_k = top_k;
+      c.max_pages = 1;
+      c.parts = {{4 * rows - 1, 1}};
+      Fixture f(c);
+      std::fill(f.w.begin(), f.w.end(), 1.0f);
+      std::fill(f.q.begin(), f.q.end(), 0.0f);
+      f.q[0] = 1.0f;
+      // A page of its own for every 64 rows, of which only the first channel counts.
+      const int64_t stride = 64 * int64_t{kIndexDim} * 4;
+      f.memory.assign((rows + 63) / 64 * stride, std::byte{});
+      f.keys.base = f.memory.data();
+      f.keys.block_stride = stride;
+      std::iota(f.table.begin(), f.table.end(), 0);
+      std::mt19937_64 random(static_cast<uint64_t>(rows + top_k));
+      std::normal_distribution<float> normal;
+      for (int32_t r = 0; r < rows; ++r) {
+        float value = 0;
+        switch (shape) {
+          case Shape::kRandom: value = std::fabs(normal(random)); break;
+          case Shape::kRamp: value = 1.0f + static_cast<float>(r / 3); break;
+          case Shape::kOneNeighbourhood:
+            value = std::fabs(normal(random)) + (r / 9000 == 1 ? 8.0f : 0.0f);
+            break;
+          case Shape::kFewValues: value = static_cast<float>(random() % 50); break;
+          case Shape::kAllEqual: value = 3.0f; break;
+          // Of an infinite weight: 0 * inf where the key is not positive.
+          case Shape::kMostlyNan: value = r % 997 == 5 ? 1.0f : -1.0f; break;
+        }
+        std::memcpy(f.keys.data(r / 64, r % 64), &value, 4);
+      }
+      if (shape == Shape::kMostlyNan) f.w[0] = INFINITY;
+      const Result got = OnDevice(f, true);
+      ExpectSelectsBest(f, got);
+      EXPECT_EQ(OnDevice(f, false).selected, got.selected);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Contexts, IndexerCudaRows, testing::Values(8193, 9000, 70'001, 300'001));
+
 TEST(IndexerCuda, ScratchIsBounded) {
   const int64_t most = IndexerCudaScratchBytes(264);
-  EXPECT_LE(most, 80 << 20);
+  EXPECT_LE(most, 84 << 20);
   EXPECT_EQ(IndexerCudaScratchBytes(1 << 20), most);
 }
 

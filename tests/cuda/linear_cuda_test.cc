@@ -1,12 +1,10 @@
 // What these prove: LinearCuda computes W x of every format within the rounding of f32 sums, for
 // every shape and number of rows, writes nothing else, and gives a row the same bits whatever
-// kernel, batch or place it is computed in, and whether it normalises the row or finds it
-// normalised.
+// kernel, batch or place it is computed in.
 #include <string>
 
 #include "cuda/linear_device.h"
 #include "ops/linear/linear.h"
-#include "ops/norm_rope_insert/cuda.h"
 #include "ops/testing.h"
 
 namespace fathom::ops {
@@ -210,80 +208,6 @@ TEST(LinearCuda, ManyOutputsHaveTheSameBitsStreamedAndTiled) {
       }
     }
   }
-}
-
-TEST(LinearCuda, NormalisesOnItsWayToTheSameBits) {
-  FATHOM_NEEDS_DEVICE();
-  struct Shape {
-    int64_t out, in;
-  };
-  // Few outputs are computed by block, many by warp. Inputs: of both models' query latents, and
-  // some that end within a unit, a lane's share, a vector.
-  constexpr Shape kShapes[] = {{512, 1024},  {16904, 1024}, {203, 1536}, {40, 416},
-                               {17000, 160}, {24, 203},     {8, 1},      {48, 2048}};
-  for (const auto& shape : kShapes) {
-    const OwnedWeight owned(WeightFormat::kFp8Block128, shape.out, shape.in, 5);
-    const LinearWeight weight = OnDevice(owned.weight);
-    std::vector<float> scales(static_cast<size_t>(shape.in) + 1);
-    for (size_t i = 0; i < scales.size(); ++i)
-      scales[i] = 0.3f + 0.01f * static_cast<float>(i % 97);
-    const DeviceArray<float> norm(scales);
-    for (const int64_t rows : {1, 2, 3, 5, 8}) {
-      for (const int64_t padding : {0, 3, 8}) {
-        SCOPED_TRACE(std::to_string(rows) + "x" + std::to_string(shape.out) + "x" +
-                     std::to_string(shape.in) + " padding " + std::to_string(padding));
-        PaddedMatrix values(rows, shape.in, 0);
-        values.Randomise(static_cast<uint32_t>(rows + padding), true);
-        const GuardedMatrix x(values, shape.in + padding, DType::kBF16);
-        const GuardedMatrix latent(rows, shape.in, shape.in + padding, DType::kBF16);
-        DeviceArray<uint8_t> scratch(LinearCudaScratchBytes(rows, shape.in));
-        for (const int64_t shift : {0, 1}) {  // of the norm's weights: no vectors of them
-          RmsNormCuda({.x = x.view(), .weight = norm.data() + shift, .y = latent.view()}, nullptr);
-          for (const auto y_type : {DType::kBF16, DType::kF32}) {
-            const GuardedMatrix want(rows, shape.out, shape.out + padding, y_type);
-            const GuardedMatrix got(rows, shape.out, shape.out + padding, y_type);
-            LinearArgs args = {.x = latent.view(),
-                               .weight = &weight,
-                               .y = want.view(),
-                               .round_output = y_type == DType::kBF16};
-            LinearCuda(args, scratch.data(), nullptr);
-            args.x = x.view();
-            args.y = got.view();
-            args.norm = norm.data() + shift;
-            ASSERT_TRUE(LinearCudaNormalises(args));
-            LinearCuda(args, scratch.data(), nullptr);
-            ASSERT_TRUE(SameBits(got.Download(), want.Download()));
-          }
-        }
-        ASSERT_TRUE(SameBits(x.Download(), values));  // x stays as it is
-      }
-    }
-  }
-}
-
-TEST(LinearCuda, NormalisesFewRowsOfFp8Weights) {
-  // Asked before anything is allocated: no pointer is looked at.
-  const auto normalises = [](WeightFormat format, int64_t rows, int64_t in,
-                             DType type = DType::kBF16, Numerics numerics = Numerics::kProduct) {
-    const LinearWeight weight = {.format = format, .out = 64, .in = in};
-    return LinearCudaNormalises({.x = {nullptr, type, rows, in, in},
-                                 .weight = &weight,
-                                 .y = {nullptr, DType::kBF16, rows, 64, 64},
-                                 .numerics = numerics});
-  };
-  constexpr auto kFp8 = WeightFormat::kFp8Block128;
-  for (const int64_t in : {1, 200, 1024, 1536}) {
-    for (const int64_t rows : {1, 3, 8}) EXPECT_TRUE(normalises(kFp8, rows, in));
-    EXPECT_FALSE(normalises(kFp8, 9, in));
-    EXPECT_FALSE(normalises(kFp8, 1, in, DType::kF32));
-    EXPECT_FALSE(normalises(kFp8, 1, in, DType::kF32, Numerics::kReference));
-    EXPECT_FALSE(normalises(kFp8, 1, in, DType::kBF16, Numerics::kReference));
-    EXPECT_FALSE(normalises(WeightFormat::kBF16, 1, in));
-    EXPECT_FALSE(normalises(WeightFormat::kF32, 1, in));
-    EXPECT_FALSE(normalises(WeightFormat::kFp4Block32, 1, (in + 31) / 32 * 32));
-  }
-  EXPECT_TRUE(normalises(kFp8, 1, 8192));
-  EXPECT_FALSE(normalises(kFp8, 8, 8192));
 }
 
 }  // namespace

@@ -138,6 +138,62 @@ TEST(WindowCommitCuda, GivesTheBytesOfTheReference) {
   }
 }
 
+// The last two tokens are padding; their sequences hold slots of others.
+TEST(NormRopeInsertCuda, CommitsTheBytesOfWindowCommit) {
+  FATHOM_NEEDS_DEVICE();
+  constexpr int kTokens = 7, kReal = 5, kSlots = 6, kRingRows = 130, kHeads = 3;
+  std::vector<int32_t> position = {0, 7, 129, 130, 1'048'575, -1, -1};
+  std::vector<int32_t> sequence = {0, 1, 2, 3, 4, 5, 6}, start = {0, 1, 2, 3, 4, 5, 6, 7};
+  std::vector<int32_t> slot = {2, 0, 5, 1, 3, 0, 1};
+  StepView host{.num_tokens = kTokens,
+                .num_sequences = kTokens,
+                .position = position.data(),
+                .sequence = sequence.data(),
+                .query_start = start.data(),
+                .slot = slot.data()};
+  const DeviceStep step(host);
+  host.num_tokens = host.num_sequences = kReal;
+  const DeviceStep real(host);
+  const DeviceArray<float> norm(RandomFloats(kHeadDim, 5, 1.0f, true));
+  const DeviceArray<float> rope(RandomFloats(int64_t{kTokens} * kRopeDim, 6, 1.0f, false));
+  for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
+    const DType type = DeviceActivationType(numerics);
+    for (RowFormat format : {RowFormat::kF32, RowFormat::kBf16, RowFormat::kFp8Main}) {
+      const int64_t row_bytes = RowDataBytes(format, kHeadDim) + RowScaleBytes(format);
+      const DeviceMatrix kv(RandomFloats(int64_t{kTokens} * kHeadDim, 4, 5.0f, true), kTokens,
+                            kHeadDim, type);
+      struct Bytes {
+        std::vector<float> q;
+        std::vector<std::byte> rows, ring;
+        bool operator==(const Bytes&) const = default;
+      };
+      const auto run = [&](bool commits) {
+        constexpr int64_t kWidth = int64_t{kHeads} * kHeadDim;
+        const DeviceMatrix q(RandomFloats(kTokens * kWidth, 3, 2.0f, true), kTokens, kWidth, type);
+        const DeviceArray<std::byte> rows(kTokens * row_bytes);
+        const DeviceArray<std::byte> rings(kSlots * kRingRows * row_bytes);
+        const PagedRows step_rows{rows.data(), 0, kTokens, kHeadDim, format};
+        const PagedRows ring{rings.data(), kRingRows * row_bytes, kRingRows, kHeadDim, format};
+        NormRopeInsertCuda({.q = q.view(),
+                            .kv = kv.view(),
+                            .kv_norm = norm.data(),
+                            .rope = rope.data(),
+                            .step_rows = step_rows,
+                            .heads = kHeads,
+                            .numerics = numerics,
+                            .step = commits ? &step.view() : nullptr,
+                            .ring = commits ? ring : PagedRows{}},
+                           nullptr);
+        if (!commits) {
+          WindowCommitCuda({.step = &real.view(), .step_rows = step_rows, .ring = ring}, nullptr);
+        }
+        return Bytes{q.Download(), rows.Download(), rings.Download()};
+      };
+      EXPECT_TRUE(run(true) == run(false)) << static_cast<int>(format);
+    }
+  }
+}
+
 TEST(RmsNormCuda, AgreesWithReferenceForEveryWidthAndInPlace) {
   FATHOM_NEEDS_DEVICE();
   for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {

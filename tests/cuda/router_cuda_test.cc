@@ -39,7 +39,7 @@ Routes Reference(const Input& in) {
   return out;
 }
 
-Routes DeviceOf(const Input& in, bool held) {
+Routes Device(const Input& in) {
   const DeviceArray<float> logits(in.logits), bias(in.bias);
   const DeviceArray<int64_t> table(in.table);
   const DeviceArray<int32_t> token(in.token), experts(in.tokens * in.k);
@@ -48,21 +48,13 @@ Routes DeviceOf(const Input& in, bool held) {
       {F32Matrix(logits.data(), in.tokens, std::ssize(in.logits) / in.tokens),
        in.bias.empty() ? nullptr : bias.data(), in.table.empty() ? nullptr : table.data(),
        in.token.empty() ? nullptr : token.data(), in.k, in.scale, experts.data(), weights.data()},
-      nullptr, held);
+      nullptr);
   return {experts.Download(), weights.Download()};
-}
-
-// With keys in shared memory, and in registers: the same bits.
-Routes Device(const Input& in) {
-  const Routes got = DeviceOf(in, false), held = DeviceOf(in, true);
-  EXPECT_EQ(held.experts, got.experts);
-  EXPECT_EQ(std::memcmp(held.weights.data(), got.weights.data(), got.weights.size() * 4), 0);
-  return got;
 }
 
 TEST(RouterCuda, AgreesWithReference) {
   FATHOM_NEEDS_DEVICE();
-  for (int64_t experts : {8, 12, 256, 384, 512, 520}) {
+  for (int64_t experts : {8, 12, 256, 384, 500, 512}) {
     for (int64_t tokens : {1, 3, 127, 129}) {
       Input in;
       in.tokens = tokens;
@@ -153,7 +145,7 @@ Gate MakeGate(int64_t experts, int64_t in, int64_t tokens, bool hash) {
   return gate;
 }
 
-// One launch, in all of its ways, gives the bits of the two.
+// One launch gives the bits of the two.
 void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0) {
   const LinearWeight host{.format = WeightFormat::kBF16,
                           .out = gate.experts,
@@ -192,19 +184,13 @@ void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0) {
     return std::pair(chosen, bits);
   };
   LinearCuda(product, scratch.data(), nullptr);
-  RouterCuda(route, nullptr, false);
+  RouterCuda(route, nullptr);
   const auto want = result();
-  RouterCuda(route, nullptr, true);
-  EXPECT_EQ(result(), want) << "keys in registers";
   // Nothing reads the logits again.
   logits.Upload(std::vector<float>(gate.tokens * gate.experts, NAN));
   ASSERT_TRUE(GateAndRouteCudaTakes(product, route));
-  for (const bool rehearse : {false, true}) {
-    for (const int stages : {8, 2, 1}) {
-      GateAndRouteCuda(product, route, nullptr, {.rehearse = rehearse, .stages = stages});
-      EXPECT_EQ(result(), want) << "rehearse " << rehearse << ", stages " << stages;
-    }
-  }
+  GateAndRouteCuda(product, route, nullptr);
+  EXPECT_EQ(result(), want);
   // Launches that begin while those before them still run.
   for (int i = 0; i < 20; ++i) GateAndRouteCuda(product, route, nullptr);
   EXPECT_EQ(result(), want) << "launches in a row";

@@ -2,8 +2,6 @@
 #include <tuple>
 
 #include "device_memory.h"
-#include "ops/norm_rope_insert/cuda.h"
-#include "ops/norm_rope_insert/rope.h"
 #include "ops/sparse_attention/cuda.h"
 #include "ops/sparse_attention/scenario.h"
 #include "ops/testing.h"
@@ -16,63 +14,23 @@ std::vector<T> CopyOf(const T* data, int64_t n) {
   return data == nullptr ? std::vector<T>() : std::vector<T>(data, data + n);
 }
 
-// Who normalises and rotates the queries and rotates the output back.
-enum class Rotary { kNobody, kOtherOps, kAttention };
-
 struct RunOptions {
   bool alias = false;        // out is q
   bool f32_queries = false;  // float32 activations whatever the numerics
-  Rotary rotary = Rotary::kNobody;
-  AttentionTrial trial = {};
+  int blocks = 0;            // that share a token's ranges
 };
 
-constexpr AttentionTrial kMeasured = {.candidate = false};
-constexpr AttentionTrial kCandidate = {.candidate = true};
-// With as many ranges as the measured kernel: then all bits are its.
-constexpr AttentionTrial kCandidateOfEight = {.candidate = true, .max_ranges = 8};
-
-// A step's rotary tables [T, 64].
-std::vector<float> RotaryTables(const StepView& step) {
-  std::vector<float> tables(int64_t{step.num_tokens} * kRopeDim);
-  for (int32_t t = 0; t < step.num_tokens; ++t) {
-    RopeTableRow(PlainRope(10'000), step.position[t], &tables[t * kRopeDim]);
+// Ways to share out ranges that the device has.
+std::vector<int> Blocks() {
+  std::vector<int> blocks = {0, 1};
+  for (const int of_cluster : {2, 3, 5, 8, 9, 16}) {
+    if (SparseAttentionCudaClusters(of_cluster) > 0) blocks.push_back(of_cluster);
   }
-  return tables;
-}
-
-void NormAndRotateOnDevice(MatrixView q, int heads, const float* rope) {
-  const int64_t tokens = q.rows;
-  const DeviceMatrix kv(tokens, kHeadDim, q.dtype);
-  const DeviceArray<float> norm(std::vector<float>(kHeadDim, 1.0f));
-  const DeviceArray<std::byte> rows(tokens * RowDataBytes(RowFormat::kBf16, kHeadDim));
-  NormRopeInsertArgs args;
-  args.q = q;
-  args.kv = kv.view();
-  args.kv_norm = norm.data();
-  args.rope = rope;
-  args.step_rows.base = rows.data();
-  args.step_rows.format = RowFormat::kBf16;
-  args.step_rows.channels = kHeadDim;
-  args.step_rows.rows_per_page = static_cast<int32_t>(tokens);
-  args.heads = heads;
-  NormRopeInsertCuda(args, nullptr);
-  FATHOM_CUDA_CHECK(cudaDeviceSynchronize());
-}
-
-// As output_projection begins.
-void RotateBack(const std::vector<float>& tables, int heads, std::vector<float>* out) {
-  const auto rows = static_cast<int64_t>(out->size()) / kHeadDim;
-  for (int64_t row = 0; row < rows; ++row) {
-    float* rope = out->data() + row * kHeadDim + kNopeDim;
-    RotateRow(rope, &tables[row / heads * kRopeDim], /*inverse=*/true);
-    for (int i = 0; i < kRopeDim; ++i) rope[i] = RoundBf16(rope[i]);
-  }
+  return blocks;
 }
 
 std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions& options = {}) {
   SparseAttentionArgs args = scenario.args();
-  const std::vector<float> tables = RotaryTables(*args.step);
-  const DeviceArray<float> rope(tables);
   const DeviceStep step(*args.step);
   const int64_t tokens = args.step->num_tokens, width = int64_t{args.heads} * kHeadDim;
   const DType type = options.f32_queries ? DType::kF32 : DeviceActivationType(args.numerics);
@@ -93,7 +51,7 @@ std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions&
   const DeviceArray<float> sink(CopyOf(args.sink, args.heads));
   const DeviceMatrix q(scenario.q(), tokens, width, type);
   const DeviceMatrix out(tokens, width, type);
-  const DeviceArray<std::byte> scratch(SparseAttentionCudaScratchBytes());
+  const DeviceArray<std::byte> scratch(kSparseAttentionCudaScratchBytes);
   args.step = &step.view();
   if (args.selected != nullptr) {
     args.selected = selected.data();
@@ -102,15 +60,8 @@ std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions&
   args.sink = sink.data();
   args.q = q.view();
   args.out = options.alias ? q.view() : out.view();
-  if (options.rotary == Rotary::kOtherOps) NormAndRotateOnDevice(q.view(), args.heads, rope.data());
-  if (options.rotary == Rotary::kAttention) {
-    EXPECT_TRUE(SparseAttentionCudaFuses(args));
-    args.rope = rope.data();
-  }
-  SparseAttentionCuda(args, scratch.data(), nullptr, options.trial);
-  std::vector<float> result = options.alias ? q.Download() : out.Download();
-  if (options.rotary == Rotary::kOtherOps) RotateBack(tables, args.heads, &result);
-  return result;
+  SparseAttentionCuda(args, scratch.data(), nullptr, options.blocks);
+  return options.alias ? q.Download() : out.Download();
 }
 
 std::vector<float> AttendReference(AttentionScenario& scenario) {
@@ -228,75 +179,51 @@ TEST(SparseAttentionCuda, PositionsNearTheLastOfAMillionMatchReference) {
   FATHOM_NEEDS_DEVICE();
   for (RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
     for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
-      for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
-        ExpectMatchesReference({.sequences = {{1'048'570, 6}},
-                                .compressed = Compressed::kHca,
-                                .format = format,
-                                .numerics = numerics},
-                               {.trial = trial});
-      }
+      ExpectMatchesReference({.sequences = {{1'048'570, 6}},
+                              .compressed = Compressed::kHca,
+                              .format = format,
+                              .numerics = numerics});
     }
   }
 }
 
-// More ranges than a portable cluster has blocks, of equal and of different lengths, and blocks of
-// padding heads alone.
-TEST(SparseAttentionCuda, MoreThanEightRangesMatchReference) {
+// As many ranges as there can be, of equal and of different lengths, and blocks of padding heads
+// alone.
+TEST(SparseAttentionCuda, ManyRangesMatchReference) {
   FATHOM_NEEDS_DEVICE();
-  // Tiles: 43, 53, 64, 80, 98.
-  for (const int32_t position : {330'000, 413'000, 507'700, 639'000, 786'431}) {
+  // Tiles: 18, 25, 43, 53, 64, 80, 98.
+  for (const int32_t position : {131'000, 190'000, 330'000, 413'000, 507'700, 639'000, 786'431}) {
     for (const int heads : {4, 8, 16, 17, 64, 128}) {
       for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
         if (format == RowFormat::kBf16 && heads != 17) continue;
         if (heads == 128 && position != 413'000) continue;
         SCOPED_TRACE(testing::Message() << "position " << position << " heads " << heads
                                         << " format " << static_cast<int>(format));
-        AttentionScenario scenario({.sequences = {{position, 2}, {40, 1}},
-                                    .heads = heads,
-                                    .compressed = Compressed::kHca,
-                                    .format = format});
-        const std::vector<float> expected = AttendReference(scenario);
-        for (const int ranges : {0, 9, 11, 16}) {
-          if (ranges > 8 && SparseAttentionCudaClusters(ranges) == 0) continue;
-          const AttentionTrial trial = {.candidate = true, .max_ranges = ranges};
-          EXPECT_LT(RelativeL2(AttendOnDevice(scenario, {.trial = trial}), expected),
-                    Tolerance(Numerics::kProduct))
-              << "at most " << ranges << " ranges";
-        }
+        ExpectMatchesReference({.sequences = {{position, 2}, {40, 1}},
+                                .heads = heads,
+                                .compressed = Compressed::kHca,
+                                .format = format});
       }
     }
   }
 }
 
-// With the same ranges the candidate's bits are the measured kernel's.
-TEST(SparseAttentionCuda, TheCandidateHasTheBitsOfTheMeasuredKernel) {
+// However many blocks share a token's ranges, its bits are the same.
+TEST(SparseAttentionCuda, BitsDependOnNoSharing) {
   FATHOM_NEEDS_DEVICE();
   const auto expect_same_bits = [](const ScenarioOptions& options) {
     AttentionScenario scenario(options);
-    for (const Rotary rotary : {Rotary::kNobody, Rotary::kAttention}) {
-      SCOPED_TRACE(testing::Message()
-                   << "first " << options.sequences[0].first << " tokens "
-                   << options.sequences[0].tokens << " heads " << options.heads << " compressed "
-                   << static_cast<int>(options.compressed) << " format "
-                   << static_cast<int>(options.format) << " rotary " << static_cast<int>(rotary));
-      const std::vector<float> expected =
-          AttendOnDevice(scenario, {.rotary = rotary, .trial = kMeasured});
-      EXPECT_EQ(AttendOnDevice(scenario, {.rotary = rotary, .trial = kCandidateOfEight}), expected);
+    const std::vector<float> expected = AttendOnDevice(scenario, {.blocks = 1});
+    for (const int blocks : Blocks()) {
+      EXPECT_EQ(AttendOnDevice(scenario, {.blocks = blocks}), expected)
+          << blocks << " blocks, first " << options.sequences[0].first << " tokens "
+          << options.sequences[0].tokens << " heads " << options.heads << " compressed "
+          << static_cast<int>(options.compressed) << " format " << static_cast<int>(options.format);
     }
   };
   uint64_t seed = 300;
   for (const Compressed compressed : {Compressed::kNone, Compressed::kCsa, Compressed::kHca}) {
     for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
-      for (const auto& sequences : Steps()) {
-        for (const int heads : {1, 17, 64, 128}) {
-          if (heads != 17 && sequences[0].tokens > 100) continue;
-          expect_same_bits({.sequences = sequences,
-                            .heads = heads,
-                            .compressed = compressed,
-                            .format = format,
-                            .seed = ++seed});
-        }
-      }
       for (const int heads : {4, 64, 128}) {
         expect_same_bits({.sequences = {{5'000, 1}, {70'000, 3}, {131'000, 1}, {9, 1}},
                           .heads = heads,
@@ -305,6 +232,11 @@ TEST(SparseAttentionCuda, TheCandidateHasTheBitsOfTheMeasuredKernel) {
                           .format = format,
                           .seed = ++seed});
       }
+      expect_same_bits({.sequences = {{700, 5}, {0, 9}, {2100, 40}, {127, 1}},
+                        .heads = 17,
+                        .compressed = compressed,
+                        .format = format,
+                        .seed = ++seed});
     }
   }
   expect_same_bits({.sequences = {{1'048'570, 6}}, .heads = 64, .compressed = Compressed::kHca});
@@ -354,33 +286,29 @@ TEST(SparseAttentionCuda, BitsDependOnNoChunkOrBatch) {
 TEST(SparseAttentionCuda, BitsOfManyRangesDependOnNoChunkOrBatch) {
   FATHOM_NEEDS_DEVICE();
   for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
-    for (const int ranges : {-1, 0, 16}) {  // -1: the measured kernel
-      if (ranges > 8 && SparseAttentionCudaClusters(ranges) == 0) continue;
-      const AttentionTrial trial = {.candidate = ranges >= 0, .max_ranges = std::max(ranges, 0)};
-      // The second one passes from 15 to 16 ranges of five tiles.
-      for (const int32_t first : {419'900, 598'000, 1'048'000}) {
-        SCOPED_TRACE(testing::Message() << "first " << first << " ranges " << ranges << " format "
-                                        << static_cast<int>(format));
-        const int32_t tokens = 300;
-        ScenarioOptions options{.sequences = {{first, tokens}},
-                                .heads = 20,
-                                .compressed = Compressed::kHca,
-                                .format = format};
-        AttentionScenario whole(options);
-        const std::vector<float> expected = AttendOnDevice(whole, {.trial = trial});
-        const int64_t width = int64_t{options.heads} * kHeadDim;
-        int32_t begin = 0;
-        for (const int32_t count : {1, 2, 130, 40, 7, 120}) {
-          options.sequences = {{first + begin, count}, {300, 2}};
-          AttentionScenario chunk(options);
-          const std::vector<float> got = AttendOnDevice(chunk, {.trial = trial});
-          EXPECT_TRUE(std::equal(got.begin(), got.begin() + count * width,
-                                 expected.begin() + begin * width))
-              << "tokens " << begin << " to " << begin + count;
-          begin += count;
-        }
-        ASSERT_EQ(begin, tokens);
+    // The second one passes from 15 to 16 ranges.
+    for (const int32_t first : {20'300, 229'300, 1'048'000}) {
+      SCOPED_TRACE(testing::Message()
+                   << "first " << first << " format " << static_cast<int>(format));
+      const int32_t tokens = 300;
+      ScenarioOptions options{.sequences = {{first, tokens}},
+                              .heads = 20,
+                              .compressed = Compressed::kHca,
+                              .format = format};
+      AttentionScenario whole(options);
+      const std::vector<float> expected = AttendOnDevice(whole);
+      const int64_t width = int64_t{options.heads} * kHeadDim;
+      int32_t begin = 0;
+      for (const int32_t count : {1, 2, 130, 40, 7, 120}) {
+        options.sequences = {{first + begin, count}, {300, 2}};
+        AttentionScenario chunk(options);
+        const std::vector<float> got = AttendOnDevice(chunk);
+        EXPECT_TRUE(
+            std::equal(got.begin(), got.begin() + count * width, expected.begin() + begin * width))
+            << "tokens " << begin << " to " << begin + count;
+        begin += count;
       }
+      ASSERT_EQ(begin, tokens);
     }
   }
 }
@@ -399,61 +327,6 @@ TEST(SparseAttentionCuda, OutputMayAliasTheQuery) {
   }
 }
 
-// The queries' norm and rotation and the output's rotation within the kernel: the same bits as by
-// the other ops, also where the output takes the queries' place while other ranges of the token may
-// still be at work.
-TEST(SparseAttentionCuda, FusedRotationsHaveTheBitsOfTheOtherOps) {
-  FATHOM_NEEDS_DEVICE();
-  const auto expect_same_bits = [](const ScenarioOptions& options) {
-    AttentionScenario scenario(options);
-    for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
-      SCOPED_TRACE(testing::Message()
-                   << "heads " << options.heads << " compressed "
-                   << static_cast<int>(options.compressed) << " format "
-                   << static_cast<int>(options.format) << " first " << options.sequences[0].first
-                   << " tokens " << options.sequences[0].tokens << " candidate "
-                   << trial.candidate);
-      const std::vector<float> expected =
-          AttendOnDevice(scenario, {.rotary = Rotary::kOtherOps, .trial = trial});
-      for (const bool alias : {false, true}) {
-        const RunOptions run = {.alias = alias, .rotary = Rotary::kAttention, .trial = trial};
-        EXPECT_EQ(AttendOnDevice(scenario, run), expected) << "alias " << alias;
-      }
-    }
-  };
-  for (const Compressed compressed : {Compressed::kNone, Compressed::kCsa, Compressed::kHca}) {
-    // Several ranges where there are compressed rows.
-    const int32_t first = compressed == Compressed::kHca ? 40'000 : 3000;
-    for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
-      for (const int heads : {4, 8, 16, 64, 128}) {
-        for (const int32_t tokens : {1, 3, 8}) {
-          if (tokens > 1 && heads < 64) continue;
-          expect_same_bits({.sequences = {{first, tokens}},
-                            .heads = heads,
-                            .compressed = compressed,
-                            .top_k = 512,
-                            .format = format});
-        }
-        // A token of each sequence, as in decode, of one range and of several.
-        expect_same_bits({.sequences = {{first, 1}, {100, 1}, {first + 9'000, 1}, {0, 1}},
-                          .heads = heads,
-                          .compressed = compressed,
-                          .top_k = 512,
-                          .format = format});
-      }
-      expect_same_bits({.sequences = {{60, 40}, {0, 1}, {5000, 2}},
-                        .heads = 16,
-                        .compressed = compressed,
-                        .top_k = 512,
-                        .format = format});
-    }
-  }
-  for (const int32_t tokens : {1, 3, 8}) {
-    expect_same_bits(
-        {.sequences = {{900'000, tokens}, {700, 1}}, .heads = 64, .compressed = Compressed::kHca});
-  }
-}
-
 // Scales and codes that the quick way to expand rows does not cover.
 TEST(SparseAttentionCuda, LargeScalesMatchReference) {
   FATHOM_NEEDS_DEVICE();
@@ -465,10 +338,7 @@ TEST(SparseAttentionCuda, LargeScalesMatchReference) {
     }
   }
   const std::vector<float> expected = AttendReference(scenario);
-  for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
-    EXPECT_LT(RelativeL2(AttendOnDevice(scenario, {.trial = trial}), expected),
-              Tolerance(Numerics::kProduct));
-  }
+  EXPECT_LT(RelativeL2(AttendOnDevice(scenario), expected), Tolerance(Numerics::kProduct));
 }
 
 TEST(SparseAttentionCuda, AStoredNanIsNotHidden) {
@@ -476,11 +346,9 @@ TEST(SparseAttentionCuda, AStoredNanIsNotHidden) {
   for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
     AttentionScenario scenario({.sequences = {{300, 2}}, .numerics = numerics});
     *scenario.args().step_rows.data(0, 1) = std::byte{0x7f};
-    for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
-      const std::vector<float> out = AttendOnDevice(scenario, {.trial = trial});
-      EXPECT_FALSE(std::isnan(out[0]));  // sees the first token only
-      EXPECT_TRUE(std::isnan(out[out.size() / 2]));
-    }
+    const std::vector<float> out = AttendOnDevice(scenario);
+    EXPECT_FALSE(std::isnan(out[0]));  // sees the first token only
+    EXPECT_TRUE(std::isnan(out[out.size() / 2]));
   }
 }
 
@@ -492,11 +360,11 @@ TEST(SparseAttentionCuda, PaddingIsLeftAlone) {
   const std::vector<int32_t> whole = CopyOf(scenario.step().position, 3);
   std::vector<int32_t> position = whole;
   position[2] = -1;
-  for (const AttentionTrial& trial : {kMeasured, kCandidate}) {
+  for (const int blocks : Blocks()) {
     scenario.step().position = whole.data();
-    const std::vector<float> expected = AttendOnDevice(scenario, {.trial = trial});
+    const std::vector<float> expected = AttendOnDevice(scenario, {.blocks = blocks});
     scenario.step().position = position.data();
-    const std::vector<float> got = AttendOnDevice(scenario, {.trial = trial});
+    const std::vector<float> got = AttendOnDevice(scenario, {.blocks = blocks});
     const int64_t width = 16 * kHeadDim;
     EXPECT_TRUE(std::equal(got.begin(), got.begin() + 2 * width, expected.begin()));
     for (int64_t i = 2 * width; i < 3 * width; ++i) ASSERT_TRUE(std::isnan(got[i]));

@@ -330,10 +330,9 @@ class Bench {
     const StepArrays::Uploaded step = pass.arrays.Upload(plan);
     std::printf("fusion,context,streams,ms_with,ms_without,gain_us\n");
     const std::pair<const char*, bool ops::CudaFusions::*> fusions[] = {
-        {"rotations", &ops::CudaFusions::rotations},
-        {"norm", &ops::CudaFusions::norm},
         {"gate", &ops::CudaFusions::gate},
-        {"one_token", &ops::CudaFusions::one_token}};
+        {"one_token", &ops::CudaFusions::one_token},
+        {"commit", &ops::CudaFusions::commit}};
     for (const auto& [name, member] : fusions) {
       double ms[2];
       for (const bool on : {true, false}) {

@@ -17,6 +17,14 @@ TEST(CheckForCuda, NamesWhatAKernelDoesNotTake) {
   config.hidden_size = 8'192;
   config.hc_eps = 0.1f;
   EXPECT_THAT(CheckForCuda(config).error().message, testing::HasSubstr("hc_eps 0.1"));
+  config.hc_eps = 1e-6f;
+  config.num_experts = 513;
+  EXPECT_THAT(CheckForCuda(config).error().message, testing::HasSubstr("n_routed_experts 513"));
+  config.num_experts = 512;
+  config.experts_per_token = 33;
+  EXPECT_THAT(CheckForCuda(config).error().message, testing::HasSubstr("num_experts_per_tok 33"));
+  config.experts_per_token = 32;
+  EXPECT_TRUE(CheckForCuda(config));
 }
 
 }  // namespace

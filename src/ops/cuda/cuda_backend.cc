@@ -214,17 +214,7 @@ void CudaBackend::Embed(const EmbedArgs& host) {
   EmbedCuda(args, stream());
 }
 
-bool CudaBackend::AttentionRotates(const SparseAttentionArgs& args) const {
-  return fusions_.rotations && SparseAttentionCudaFuses(args);
-}
-
-bool CudaBackend::LinearNormalises(const LinearArgs& args) const {
-  return fusions_.norm && LinearCudaNormalises(args);
-}
-
-void CudaBackend::Linear(const LinearArgs& host) {
-  LinearArgs args = host;
-  args.norm = At(args.norm);
+void CudaBackend::Linear(const LinearArgs& args) {
   void* scratch = Scratch(LinearCudaScratchBytes(args.x.rows, args.weight->in));
   if (planning_) return;
   LinearCuda(args, scratch, stream());
@@ -235,6 +225,11 @@ void CudaBackend::RmsNorm(const RmsNormArgs& host) {
   RmsNormArgs args = host;
   args.weight = At(args.weight);
   RmsNormCuda(args, stream());
+}
+
+// Every sequence of a step has a token; here none has two.
+bool CudaBackend::InsertCommits(const StepView& step) const {
+  return fusions_.commit && step.num_tokens == step.num_sequences;
 }
 
 void CudaBackend::NormRopeInsert(const NormRopeInsertArgs& host) {
@@ -264,7 +259,7 @@ void CudaBackend::Indexer(const IndexerArgs& args) {
 }
 
 void CudaBackend::SparseAttention(const SparseAttentionArgs& host) {
-  void* scratch = Scratch(SparseAttentionCudaScratchBytes());
+  void* scratch = Scratch(kSparseAttentionCudaScratchBytes);
   if (planning_) return;
   SparseAttentionArgs args = host;
   args.sink = At(args.sink);

@@ -19,7 +19,6 @@
 
 #include "core/status.h"
 #include "ops/backend.h"
-#include "ops/cuda/candidates.h"
 #include "ops/cuda/device.h"
 
 struct CUevent_st;
@@ -30,6 +29,14 @@ namespace fathom::ops {
 struct CudaMemory {
   int64_t free = 0;
   int64_t total = 0;
+};
+
+// What a CudaBackend computes together that the model computes one after the other, where the
+// kernels can. Benches turn them off one by one.
+struct CudaFusions {
+  bool gate = true;       // with the choice of experts
+  bool one_token = true;  // the indexer of few tokens of short contexts: one launch
+  bool commit = true;     // the keys of sequences of one token: into the ring as they are made
 };
 
 class CudaBackend final : public Backend {
@@ -72,12 +79,11 @@ class CudaBackend final : public Backend {
   void Await(int other) override;
   void Join() override;
 
-  bool AttentionRotates(const SparseAttentionArgs& args) const override;
-  bool LinearNormalises(const LinearArgs& args) const override;
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override;
   void Embed(const EmbedArgs&) override;
   void Linear(const LinearArgs&) override;
   void RmsNorm(const RmsNormArgs&) override;
+  bool InsertCommits(const StepView& step) const override;
   void NormRopeInsert(const NormRopeInsertArgs&) override;
   void WindowCommit(const WindowCommitArgs&) override;
   void Compressor(const CompressorArgs&) override;

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "ops/cuda/candidates.h"
 #include "ops/cuda/common.cuh"
 
 namespace fathom::ops::cuda {
@@ -338,19 +337,13 @@ __device__ inline void LetNextStart() {
 template <class... Parameters, class... Arguments>
 void LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, int64_t shared_bytes,
                       CudaStream stream, unsigned cluster, Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[3];
+  cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   if (cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {cluster, 1, 1};
-  }
-  if constexpr (kCudaCandidates) {
-    // One split of L1 and shared memory for all: a multiprocessor changes it only when it is empty,
-    // and kernels that differ in it cannot overlap.
-    attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attributes[count++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;

@@ -79,47 +79,8 @@ struct PartUnits {
         end(part == Part::kLower ? SegmentBegin(kHalf, units) : units) {}
 };
 
-// Adds up what StreamUnits gives, row 0 alone: lanes 0, 4, ... hold its outputs lane / 4 and 8
-// more.
-struct PartAccumulator {
-  Part part;
-  int units;
-  int segment = 0;  // within the part
-  float total[2] = {};
-
-  __device__ PartAccumulator(Part p, int u) : part(p), units(u) {}
-
-  // After a unit, counted within the part. Whether it was the last one: `sums` is then complete.
-  __device__ bool Add(int unit, float (&sum)[1][4], PartSums& sums) {
-    const PartUnits mine(part, units);
-    const int first = part == Part::kUpper ? kHalf : 0;
-    const int segments = part == Part::kAll ? kSegments : kHalf;
-    const int done = mine.begin + unit + 1;
-    if (SegmentBegin(first + segment + 1, units) <= done) {
-      total[0] += sum[0][0], total[1] += sum[0][2];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[0][i] = 0;
-      // Of fewer units than segments some segments are empty.
-      do {
-        if (part == Part::kUpper) Keep(segment, sums);
-        ++segment;
-      } while (segment < segments && SegmentBegin(first + segment + 1, units) <= done);
-    }
-    if (done < mine.end) return false;
-    segment = 0;
-    if (part != Part::kUpper) Keep(0, sums);
-    return true;
-  }
-
- private:
-  __device__ void Keep(int i, PartSums& sums) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (lane % 4 == 0) sums.value[i][lane / 4] = total[0], sums.value[i][lane / 4 + 8] = total[1];
-    total[0] = total[1] = 0;
-  }
-};
-
-// The same of what StreamRuns gives, segment by segment. kWhole: of kAll, else of a half.
+// Adds up what StreamRuns gives, segment by segment, row 0 alone: lanes 0, 4, ... hold its outputs
+// lane / 4 and 8 more. kWhole: of kAll, else of a half.
 template <bool kWhole>
 struct PartRuns {
   static constexpr int kCount = kWhole ? kSegments : kHalf;
@@ -153,11 +114,8 @@ struct PartRuns {
   }
 };
 
-// Of a third block on a multiprocessor.
-using SingleRing = SkinnyRing<Format::kFp4Block32, kSkinnyResident == 3>;
-
 struct SingleUpShared {
-  SingleRing ring[kSegments];
+  SkinnyRing ring[kSegments];
   PartSums part[kSegments];
 };
 
@@ -166,7 +124,7 @@ struct SingleUpShared {
 // whose inputs they halve: every warp reads about as many bytes. The first blocks are the routed
 // slots'. Dynamic shared memory: SingleUpShared, then z.
 template <Format kRouted, Format kShared, class Z, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
+__global__ void __launch_bounds__(kSkinnyThreads, 2)
     SingleUp(const __grid_constant__ SingleToken p, Preparation<Z> z, T* a) {
   auto& s = SharedOf<SingleUpShared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -212,18 +170,10 @@ __global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
     };
     const PartUnits mine(part, z.units);
     const SingleCursor<F> cursor(w, fresh, tile, 0);
-    if constexpr (kCudaCandidates) {
-      PartRuns<kWhole> sums(part);
-      StreamRuns<F, 1, PartRuns<kWhole>::kCount>(
-          s.ring[warp], 1, z.units, sums.first, cursor, ready,
-          [&](const auto&, float(&sum)[1][4], bool last) { sums.Add(sum, last, s.part[warp]); });
-    } else {
-      PartAccumulator sums(part, z.units);
-      StreamUnits<F, 1>(
-          s.ring[warp], mine.end > mine.begin ? 1 : 0, z.units, mine.begin, mine.end - mine.begin,
-          cursor, ready,
-          [&](const auto&, int unit, float(&sum)[1][4]) { sums.Add(unit, sum, s.part[warp]); });
-    }
+    PartRuns<kWhole> sums(part);
+    StreamRuns<F, 1, PartRuns<kWhole>::kCount>(
+        s.ring[warp], 1, z.units, sums.first, cursor, ready,
+        [&](const auto&, float(&sum)[1][4], bool last) { sums.Add(sum, last, s.part[warp]); });
     if (mine.begin == mine.end && lane < kTile) {  // the lower half of a single unit
       for (int i = 0; i < kHalf; ++i) s.part[warp].value[i][lane] = 0;
     }
@@ -246,7 +196,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
 }
 
 struct SingleDownShared {
-  SingleRing ring[kSegments];
+  SkinnyRing ring[kSegments];
   PartSums part[2][kSegments];  // two tiles in turn: one barrier a tile
 };
 
@@ -254,7 +204,7 @@ struct SingleDownShared {
 // one's halves; a block works on one tile of 16 outputs after the other. Dynamic shared memory:
 // SingleDownShared, then a [kSegments - 1][units * 128].
 template <Format kRouted, Format kShared, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
+__global__ void __launch_bounds__(kSkinnyThreads, 2)
     SingleDown(const __grid_constant__ SingleToken p, const T* a, T* y) {
   auto& s = SharedOf<SingleDownShared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -302,21 +252,12 @@ __global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
       __syncwarp();
     };
     const SingleCursor<F> cursor(w, fresh, tile, step);
-    if constexpr (kCudaCandidates) {
-      PartRuns<kWhole> sums(part);
-      StreamRuns<F, 1, PartRuns<kWhole>::kCount>(s.ring[warp], jobs, units, sums.first, cursor,
-                                                 ready,
-                                                 [&](const auto&, float(&sum)[1][4], bool last) {
-                                                   sums.Add(sum, last, s.part[index % 2][warp]);
-                                                   if (last) finish();
-                                                 });
-    } else {
-      PartAccumulator sums(part, units);
-      StreamUnits<F, 1>(s.ring[warp], jobs, units, mine.begin, mine.end - mine.begin, cursor, ready,
-                        [&](const auto&, int unit, float(&sum)[1][4]) {
-                          if (sums.Add(unit, sum, s.part[index % 2][warp])) finish();
-                        });
-    }
+    PartRuns<kWhole> sums(part);
+    StreamRuns<F, 1, PartRuns<kWhole>::kCount>(s.ring[warp], jobs, units, sums.first, cursor, ready,
+                                               [&](const auto&, float(&sum)[1][4], bool last) {
+                                                 sums.Add(sum, last, s.part[index % 2][warp]);
+                                                 if (last) finish();
+                                               });
   };
   if (!works) {
     WaitForPrevious();
@@ -330,12 +271,6 @@ __global__ void __launch_bounds__(kSkinnyThreads, kSkinnyResident)
     run.template operator()<kShared, false>();
   }
 }
-
-// Of Flash: three blocks of SingleUp, or two of it and one of SingleDown.
-static_assert(kSkinnyResident == 2 ||
-              (sizeof(SingleUpShared) + 2 * 4096 <= kThirdBytes &&
-               2 * (sizeof(SingleUpShared) + 2 * 4096) + sizeof(SingleDownShared) + 2 * 7 * 2048 <=
-                   3 * kThirdBytes));
 
 // Bytes of shared memory of the two kernels.
 inline int64_t SingleUpBytes(int hidden) {

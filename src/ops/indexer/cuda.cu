@@ -1,8 +1,8 @@
 // indexer on CUDA, in three launches: queries are prepared and packed, blocks score ranges of rows
-// into a tile of bounded size, and a cluster of blocks per token selects. A step with more tokens
-// than the tile holds takes several passes. Neither passes nor ranges change a score or a
-// selection. In decode, blocks can share all rows of all tokens (cuda_ring.cuh), and few tokens of
-// short contexts can do everything in one launch (cuda_short.cuh).
+// into a tile of bounded size (in decode they share all rows of all tokens: cuda_ring.cuh), and a
+// block per token selects. A step with more tokens than the tile holds takes several passes.
+// Neither passes nor ranges change a score or a selection. Few tokens of short contexts can do
+// everything in one launch (cuda_short.cuh).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -21,7 +21,6 @@ namespace {
 
 constexpr int kWantedBlocks = 264;  // two on every multiprocessor of an H200
 constexpr int kTilesPerBlock = 16;  // of 64 rows, where there are many
-constexpr int kMaxClusterBlocks = 8;
 
 int PaddedHeads(int heads) {
   int padded = 8;
@@ -40,13 +39,13 @@ int RangesOf(int64_t units, int64_t rows) {
       1, std::max(at_most(4 * kWantedBlocks, kTilesPerBlock), at_most(kWantedBlocks, 2))));
 }
 
-template <class Keys, int kHeads, int kTokens>
-void LaunchScanTokens(const IndexerParams& p, int64_t rows, CudaStream stream) {
-  const unsigned units = Blocks(p.num_tokens, kTokens);
-  constexpr int64_t kBytes = ScanSharedBytes<Keys, kHeads, kTokens>();
-  AllowShared(ScanRows<Keys, kHeads, kTokens>, kBytes);
-  LaunchOverlapped(ScanRows<Keys, kHeads, kTokens>, dim3(RangesOf(units, rows), units),
-                   kScanThreads, kBytes, stream, 1, p);
+template <class Keys, int kHeads>
+void LaunchTokens(const IndexerParams& p, int64_t rows, CudaStream stream) {
+  const unsigned units = Blocks(p.num_tokens, kScanTokens);
+  constexpr int64_t kBytes = ScanSharedBytes<Keys, kHeads>();
+  AllowShared(ScanRows<Keys, kHeads>, kBytes);
+  LaunchOverlapped(ScanRows<Keys, kHeads>, dim3(RangesOf(units, rows), units), kScanThreads, kBytes,
+                   stream, 1, p);
 }
 
 // Whether tiles of 64 rows lie each in one page, where bulk copies can fetch them.
@@ -66,26 +65,24 @@ void LaunchRing(const IndexerParams& p, int64_t rows, CudaStream stream) {
 }
 
 // Tokens of a prompt share the decoding of keys; a sequence's single token has nothing to share.
+bool IsDecode(const IndexerParams& p) {
+  return p.step.num_tokens <= p.step.num_sequences && HasPagesOfTiles(p);
+}
+
 template <class Keys, int kHeads>
-void LaunchScanHeads(const IndexerParams& p, int64_t rows, bool ring, CudaStream stream) {
-  if (p.step.num_tokens > p.step.num_sequences) {
-    LaunchScanTokens<Keys, kHeads, kScanTokens>(p, rows, stream);
-  } else if (ring && p.num_tokens <= kRingTokens && HasPagesOfTiles(p) &&
-             p.num_tokens * p.scores_stride < int64_t{1} << 31) {
-    LaunchRing<Keys, kHeads>(p, rows, stream);
-  } else {
-    LaunchScanTokens<Keys, kHeads, 1>(p, rows, stream);
-  }
+void LaunchScanHeads(const IndexerParams& p, int64_t rows, CudaStream stream) {
+  IsDecode(p) ? LaunchRing<Keys, kHeads>(p, rows, stream)
+              : LaunchTokens<Keys, kHeads>(p, rows, stream);
 }
 
 template <class Keys>
-void LaunchScan(const IndexerParams& p, int64_t rows, bool ring, CudaStream stream) {
+void LaunchScan(const IndexerParams& p, int64_t rows, CudaStream stream) {
   switch (p.padded_heads) {
-    case 8: return LaunchScanHeads<Keys, 8>(p, rows, ring, stream);
-    case 16: return LaunchScanHeads<Keys, 16>(p, rows, ring, stream);
-    case 32: return LaunchScanHeads<Keys, 32>(p, rows, ring, stream);
-    case 64: return LaunchScanHeads<Keys, 64>(p, rows, ring, stream);
-    default: return LaunchScanHeads<Keys, 128>(p, rows, ring, stream);
+    case 8: return LaunchScanHeads<Keys, 8>(p, rows, stream);
+    case 16: return LaunchScanHeads<Keys, 16>(p, rows, stream);
+    case 32: return LaunchScanHeads<Keys, 32>(p, rows, stream);
+    case 64: return LaunchScanHeads<Keys, 64>(p, rows, stream);
+    default: return LaunchScanHeads<Keys, 128>(p, rows, stream);
   }
 }
 
@@ -109,16 +106,10 @@ void LaunchShort(const IndexerParams& p, CudaStream stream) {
   }
 }
 
-void LaunchSelect(const IndexerParams& p, int64_t rows, CudaStream stream) {
-  unsigned cluster = 1;
-  while (cluster < kMaxClusterBlocks && 2 * cluster * p.num_tokens <= kWantedBlocks &&
-         rows / cluster > 8192) {
-    cluster *= 2;
-  }
+void LaunchSelect(const IndexerParams& p, CudaStream stream) {
   const int64_t bytes = SelectSharedBytes(p.top_k);
   AllowShared(SelectRows, bytes);
-  LaunchOverlapped(SelectRows, dim3(cluster * p.num_tokens), kSelectThreads, bytes, stream, cluster,
-                   p);
+  LaunchOverlapped(SelectRows, dim3(p.num_tokens), kSelectThreads, bytes, stream, 1, p);
 }
 
 void Require(bool holds, const char* what) {
@@ -130,8 +121,7 @@ void Require(bool holds, const char* what) {
 }  // namespace
 }  // namespace cuda
 
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch,
-                 bool ring) {
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch) {
   const int64_t tokens = args.step->num_tokens;
   if (tokens == 0) return;
   const bool product = args.numerics == Numerics::kProduct;
@@ -151,7 +141,8 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
   p.page_shift = std::has_single_bit(page_rows) ? std::countr_zero(page_rows) : -1;
   p.selected = args.selected;
   p.counts = args.counts;
-  p.wants_scores = args.scores != nullptr;
+  p.wanted_scores = args.scores;
+  p.wanted_stride = args.scores_stride;
   p.product = product;
   p.weight_scale = static_cast<float>(1.0 / std::sqrt(double{kIndexDim} * args.heads));
   if (product) p.weight_scale = RoundBf16(p.weight_scale);
@@ -162,23 +153,24 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
   cuda::Require(!packs || p.padded_heads <= 128, "more than 128 heads");
   p.packed_stride = cuda::PackedLayout{p.padded_heads, fp4}.Bytes();
   const int64_t rows = int64_t{args.step->max_blocks} * args.keys.rows_per_page;
-  const int64_t stride = (rows + 31) / 32 * 32;
-  cuda::Require(p.wants_scores || stride * 4 <= kIndexerScoreBytes,
+  p.scores_stride = std::max<int64_t>(64, (rows + 63) / 64 * 64);
+  cuda::Require(p.scores_stride * 4 <= kIndexerScoreBytes,
                 "a context of more than 16M compressed rows");
-  const int64_t pass = std::max<int64_t>(
-      1,
-      std::min({tokens,
-                p.wants_scores ? tokens : kIndexerScoreBytes / (4 * std::max<int64_t>(stride, 1)),
-                std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride}));
-  auto* const packed = static_cast<char*>(scratch) + kIndexerScoreBytes;
+  const int64_t pass =
+      std::min({tokens, kIndexerScoreBytes / (4 * p.scores_stride),
+                std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride,
+                packs && cuda::IsDecode(p) ? int64_t{cuda::kRingTokens} : tokens});
+  auto* const groups = static_cast<char*>(scratch) + kIndexerScoreBytes;
+  char* const packed = groups + kIndexerGroupBytes;
 
-  if (one_launch && product && packs && p.q_bf16 && p.w_bf16 && !p.wants_scores && p.top_k > 0 &&
-      tokens <= cuda::kShortTokens && rows <= cuda::kShortRows && cuda::HasPagesOfTiles(p)) {
+  if (one_launch && product && packs && p.q_bf16 && p.w_bf16 && args.scores == nullptr &&
+      p.top_k > 0 && tokens <= cuda::kShortTokens && rows <= cuda::kShortRows &&
+      cuda::HasPagesOfTiles(p)) {
     p.first_token = 0;
     p.num_tokens = static_cast<int>(tokens);
     p.packed = nullptr;
     p.scores = nullptr;
-    p.scores_stride = 0;
+    p.groups = nullptr;
     switch (args.keys.format) {
       case RowFormat::kFp4Index: return cuda::LaunchShort<cuda::Fp4Keys>(p, stream);
       case RowFormat::kFp8Index: return cuda::LaunchShort<cuda::Fp8Keys>(p, stream);
@@ -189,20 +181,19 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
     p.first_token = static_cast<int>(first);
     p.num_tokens = static_cast<int>(std::min(pass, tokens - first));
     p.packed = packs ? packed : nullptr;
-    p.scores =
-        p.wants_scores ? args.scores + first * args.scores_stride : static_cast<float*>(scratch);
-    p.scores_stride = p.wants_scores ? args.scores_stride : stride;
+    p.scores = static_cast<float*>(scratch);
+    p.groups = reinterpret_cast<uint32_t*>(groups);
     cuda::WithActivationType(args.q.dtype, [&](auto type) {
       cuda::LaunchOverlapped(cuda::PrepareQuery<decltype(type)>,
                              cuda::Blocks(int64_t{p.num_tokens} * p.padded_heads, 8), 256, 0,
                              stream, 1, p);
     });
     if (fp4) {
-      cuda::LaunchScan<cuda::Fp4Keys>(p, rows, ring, stream);
+      cuda::LaunchScan<cuda::Fp4Keys>(p, rows, stream);
     } else if (packs && args.keys.format == RowFormat::kFp8Index) {
-      cuda::LaunchScan<cuda::Fp8Keys>(p, rows, ring, stream);
+      cuda::LaunchScan<cuda::Fp8Keys>(p, rows, stream);
     } else if (packs) {
-      cuda::LaunchScan<cuda::Bf16Keys>(p, rows, ring, stream);
+      cuda::LaunchScan<cuda::Bf16Keys>(p, rows, stream);
     } else {
       const int64_t bytes = cuda::ScanFloatSharedBytes(args.heads);
       cuda::AllowShared(cuda::ScanFloat, bytes);
@@ -210,7 +201,11 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
                              dim3(cuda::RangesOf(p.num_tokens, rows), p.num_tokens),
                              cuda::kScanThreads, bytes, stream, 1, p);
     }
-    cuda::LaunchSelect(p, rows, stream);
+    if (args.scores != nullptr) {
+      cuda::LaunchOverlapped(cuda::CopyScores, dim3(cuda::Blocks(rows, 4096), p.num_tokens), 256, 0,
+                             stream, 1, p);
+    }
+    cuda::LaunchSelect(p, stream);
   }
 }
 

@@ -5,19 +5,20 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/cuda/candidates.h"
 #include "ops/cuda/device.h"
 #include "ops/indexer/indexer.h"
 
 namespace fathom::ops {
 
-// Scratch for any step of at most `max_tokens` tokens: 64 MiB for a tile of scores and up to 16 MiB
-// for packed queries, whatever the context. (Inline: the memory plan asks without a GPU.)
+// Scratch for any step of at most `max_tokens` tokens: 64 MiB for a tile of scores, 4 MiB for the
+// best of every 16 and up to 16 MiB for packed queries, whatever the context. (Inline: the memory
+// plan asks without a GPU.)
 inline constexpr int64_t kIndexerScoreBytes = int64_t{64} << 20;
+inline constexpr int64_t kIndexerGroupBytes = kIndexerScoreBytes / 16;
 inline constexpr int64_t kIndexerPackedBytes = int64_t{16} << 20;
 inline constexpr int64_t kIndexerPackedQuery = 64 << 10;  // 128 heads in bf16 and room to spare
 constexpr int64_t IndexerCudaScratchBytes(int64_t max_tokens) {
-  return kIndexerScoreBytes +
+  return kIndexerScoreBytes + kIndexerGroupBytes +
          std::min(kIndexerPackedBytes, std::max<int64_t>(max_tokens, 1) * kIndexerPackedQuery);
 }
 
@@ -27,11 +28,9 @@ constexpr int64_t IndexerCudaScratchBytes(int64_t max_tokens) {
 // units of the last place of the contract's chain and depend on neither the step nor its size; the
 // selection is exactly the best of these scores. At most 128 heads.
 // one_launch: up to 8 tokens of tables of up to 4,096 compressed rows take one launch without
-//   scratch instead of three, where queries and weights are bf16, pages hold a power of two and a
-//   multiple of 64 rows, and nobody asks for scores.
-// ring: in decode, keys of such pages come by bulk copies through a ring in shared memory.
-// Both give the same bits as without.
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch = false,
-                 bool ring = kCudaCandidates);
+//   scratch instead of three, with the same bits, where queries and weights are bf16, pages hold a
+//   power of two and a multiple of 64 rows, and nobody asks for scores.
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream,
+                 bool one_launch = false);
 
 }  // namespace fathom::ops

@@ -51,16 +51,19 @@ struct LanePart {
   static constexpr int kNext = 8 * Keys::kDataBytes;
 };
 
+// Of thread `thread` of the block.
 template <class Keys>
-__device__ inline LanePart<Keys> PartOfLane() {
-  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  const int32_t g = static_cast<int32_t>(threadIdx.x / 32 % 4) * 16 + lane / 4;
+__device__ inline LanePart<Keys> PartOfLane(uint32_t thread) {
+  const auto lane = static_cast<int32_t>(thread % 32);
+  const int32_t g = static_cast<int32_t>(thread / 32 % 4) * 16 + lane / 4;
   const int32_t row = g + lane % 2 * 8;
   return {g * Keys::kDataBytes + lane % 4 * (Keys::kDataBytes / 4),
           kScanRows * Keys::kDataBytes + (Keys::kFp4 ? g * 4 + lane % 4 : row * 4), row};
 }
 
-// codes, scales: the lane's of the tile. odd: whether the lane is.
+// codes, scales: the lane's of the tile. odd: whether the lane is. kSigned: FP4 keys become signed
+// bytes; else they are offset by 128, as those of cuda_scan.cuh.
+template <bool kSigned = false>
 __device__ inline void DecodePage(const char* codes, const char* at_scales, bool odd,
                                   PageTile<Fp4Keys>* out) {
   using Keys = Fp4Keys;
@@ -73,16 +76,20 @@ __device__ inline void DecodePage(const char* codes, const char* at_scales, bool
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint32_t shift = shifts >> (16 * i) & 3u;
+    // 128 + value of four codes: twice the magnitudes of the positive ones, and of all 128 less
+    // theirs.
     const uint32_t low = kTwiceLow << shift, high = kTwiceHigh << shift;
+    const uint32_t less_low = 0x80808080u - low, less_high = 0x80808080u - high;
     const uint4 all = *reinterpret_cast<const uint4*>(codes + i * LanePart<Keys>::kNext);
     const uint32_t words[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
     for (int s = 0; s < Keys::kSteps; ++s) {
-      const uint32_t negated = words[s] ^ 0x88888888u;
+      const uint32_t unsigned_codes = words[s] & 0x77777777u;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        out->a[s][2 * half + i] = Permute(low, high, words[s] >> (16 * half)) + 0x80808080u -
-                                  Permute(low, high, negated >> (16 * half));
+        const uint32_t four = Permute(low, high, words[s] >> (16 * half)) * 2 +
+                              Permute(less_low, less_high, unsigned_codes >> (16 * half));
+        out->a[s][2 * half + i] = kSigned ? four ^ 0x80808080u : four;
       }
     }
   }
@@ -90,6 +97,7 @@ __device__ inline void DecodePage(const char* codes, const char* at_scales, bool
   out->exact = __all_sync(0xffffffffu, (shifts & 0xfffcfffcu) == 0);
 }
 
+template <bool kSigned = false>
 __device__ inline void DecodePage(const char* codes, const char* scales, bool,
                                   PageTile<Fp8Keys>* out) {
   using Keys = Fp8Keys;
@@ -115,6 +123,7 @@ __device__ inline void DecodePage(const char* codes, const char* scales, bool,
   out->exact = true;
 }
 
+template <bool kSigned = false>
 __device__ inline void DecodePage(const char* codes, const char* scales, bool,
                                   PageTile<Bf16Keys>* out) {
   using Keys = Bf16Keys;

@@ -31,9 +31,11 @@ struct IndexerParams {
   int page_shift;  // log2 of its rows_per_page, or -1
   int32_t* selected;
   int32_t* counts;
-  float* scores;  // of token first_token + i: scores + i * scores_stride
-  int64_t scores_stride;
-  bool wants_scores;  // the caller reads them: every visible row is scored
+  float* scores;          // of token first_token + i: scores + i * scores_stride
+  uint32_t* groups;       // the same of groups of 16 rows (cuda_scores.cuh): i * scores_stride / 16
+  int64_t scores_stride;  // a multiple of 64
+  float* wanted_scores;   // of token 0, or null: where the caller reads those of all visible rows
+  int64_t wanted_stride;
   bool product;
   float weight_scale;
   // The tokens of this pass.
@@ -61,12 +63,12 @@ __device__ inline int32_t VisibleRows(const IndexerParams& p, int64_t token) {
 }
 
 __device__ inline bool IsScored(const IndexerParams& p, int32_t visible) {
-  return p.top_k > 0 && (visible > p.top_k || (p.wants_scores && visible > 0));
+  return p.top_k > 0 && (visible > p.top_k || (p.wanted_scores != nullptr && visible > 0));
 }
 
 // Queries are prepared where rows are scored, and all of them where scores are asked for.
 __device__ inline bool IsPrepared(const IndexerParams& p, int64_t token) {
-  return p.wants_scores || IsScored(p, VisibleRows(p, token));
+  return p.wanted_scores != nullptr || IsScored(p, VisibleRows(p, token));
 }
 
 __device__ inline float LoadFloat(const void* data, bool bf16, int64_t i) {

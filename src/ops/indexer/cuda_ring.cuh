@@ -4,9 +4,10 @@
 // Warpgroups of a block take tiles in turn. Each has a ring of stages of its own, which one of its
 // threads fills by bulk copies: it waits for every phase of its stages and for nobody else's.
 //
-// A tile of FP4 keys of 64 heads takes a warp some 270 instructions, of which 130 go to the integer
+// A tile of FP4 keys of 64 heads takes a warp some 260 instructions, of which 140 go to the integer
 // pipe at two cycles each; memory at 4.30 TB/s brings one every 250 cycles. So six warps a
-// scheduler have to cover each other's waits.
+// scheduler have to cover each other's waits, loads from shared memory are few, and a stage is
+// refilled while products run.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +17,18 @@
 namespace fathom::ops::cuda {
 
 constexpr int kRingTokens = 256;  // of a launch, at most
+// The step's tokens, and so its new rows, end at the last of a token's tiles and begin here at the
+// earliest. What a step reads of older rows, its positions and its block table are as they are
+// since before its first kernel.
+constexpr int kNewTiles = 1 + kRingTokens / 4 / kScanRows;
 
-// What the sum over heads of FP4 keys reads, in the order of its lanes. Integer products start at
-// the bits of 2^23 less their excess (cuda_query.cuh) and so end as the float 2^23 + dot. Times
-// 2^-23, less 1 and saturated that is relu(dot) 2^-23, exactly, for weights times 2^23.
+// What the sum over heads of FP4 keys reads, in the order of its lanes. Keys are signed bytes here,
+// so products end as the integer dot, whose bits are those of the float32 dot 2^-149 where it is
+// not negative, and else of a NaN. Times 2^126 and saturated, which makes 0 of a NaN, that is
+// relu(dot) 2^-23, exactly, for weights times 2^23.
 template <int kHeads>
 struct Fp4Sums {
-  int4 start[kHeads / 8][4];                // of accumulators of heads 8 j + 2 q, + 1, of two rows
-  float4 weights[(kHeads / 8 + 1) / 2][4];  // of those heads, two j each
+  float4 weights[(kHeads / 8 + 1) / 2][4];  // of heads 8 j + 2 q, + 1, two j each
 };
 // A finite weight beyond it would not bear the factor: Slow serves such queries.
 constexpr float kLargestWeight = 0x1p100f;
@@ -34,8 +39,6 @@ __device__ inline void MakeSums(const ScanQuery& query, Fp4Sums<kHeads>* sums) {
   const int i = threadIdx.x, j = i / 4, quad = i % 4;
   if (i >= kHeads / 2) return;
   const float4 pair = query.pairs[i];
-  const int low = __float_as_int(pair.z), high = __float_as_int(pair.w);
-  sums->start[j][quad] = {low, high, low, high};
   reinterpret_cast<float2*>(&sums->weights[j / 2][quad])[j % 2] = {pair.x * 0x1p23f,
                                                                    pair.y * 0x1p23f};
 }
@@ -50,32 +53,50 @@ __device__ inline bool HasLargeWeights(const ScanQuery& query) {
   return __any_sync(0xffffffffu, large);
 }
 
-// ScoreOwnRow for FP4 keys. sums: from the lane's first one on.
-template <int kHeads>
+// WgmmaU8S8 of signed A.
+template <bool kAdd>
+__device__ inline void WgmmaS8S8(int32_t (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, %37;"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]),
+        "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]),
+        "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]), "+r"(d[20]),
+        "+r"(d[21]), "+r"(d[22]), "+r"(d[23]), "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]),
+        "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0));
+}
+template <bool kAdd>
+__device__ inline void WgmmaS8S8(int32_t (&d)[4], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, %9;"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0));
+}
+
+// ScoreOwnRow for FP4 keys in signed bytes. sums: from the lane's first one on. meanwhile() runs
+// once, while products do.
+template <int kHeads, class Meanwhile>
 __device__ inline float ScoreOwnFp4Row(const PageTile<Fp4Keys>& tile, uint64_t image,
-                                       const char* sums, bool odd) {
-  const auto* const start = reinterpret_cast<const int4*>(sums);
-  const auto* const weights = reinterpret_cast<const float4*>(sums + kHeads / 8 * 64);
+                                       const char* sums, bool odd, Meanwhile&& meanwhile) {
+  const auto* const weights = reinterpret_cast<const float4*>(sums);
   constexpr int kN = kHeads >= 64 ? 64 : 8;
   float a = 0, b = 0;
 #pragma unroll
   for (int first = 0; first < kHeads; first += kN) {
     int32_t sum[kN / 2];
-#pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      const int4 four = start[(first / 8 + j) * 4];
-      sum[4 * j] = four.x, sum[4 * j + 1] = four.y;
-      sum[4 * j + 2] = four.z, sum[4 * j + 3] = four.w;
-    }
     WgmmaFence();
+    WgmmaS8S8<false>(sum, tile.a[0], image + first * 8);
 #pragma unroll
-    for (int s = 0; s < Fp4Keys::kSteps; ++s) {
-      WgmmaU8S8<true>(sum, tile.a[s], image + first * 8 + s * 2);
+    for (int s = 1; s < Fp4Keys::kSteps; ++s) {
+      WgmmaS8S8<true>(sum, tile.a[s], image + first * 8 + s * 2);
     }
     WgmmaCommit();
+    if (first == 0) meanwhile();
     WgmmaWait<0>();
     const auto add = [](float& to, float weight, int32_t bits) {
-      const float relu = __saturatef(__fmaf_rn(__int_as_float(bits), 0x1p-23f, -1.0f));
+      const float relu = __saturatef(__fmul_rn(__int_as_float(bits), 0x1p126f));
       to = __fmaf_rn(weight, relu, to);
     };
 #pragma unroll
@@ -179,19 +200,22 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
   constexpr PackedLayout kPacked{kHeads, Keys::kFp4};
   constexpr int kGroups = Shape::kGroups, kStages = Shape::kStages;
   extern __shared__ char memory[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
+  // A shuffled index stays in a register; the plain one would be read again in every turn.
+  const uint32_t thread = __shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32);
+  const auto lane = static_cast<int>(thread % 32), warp = static_cast<int>(thread / 32 % 4),
+             group = static_cast<int>(thread / 128);
   const auto query_at = static_cast<int32_t>((1024 - (SharedAddress(memory) & 1023u)) % 1024);
   const int32_t ring_at = query_at + Shape::kTiles + group * kStages * kTileBytes<Keys>;
   char* const query = memory + query_at;
   auto& s = *reinterpret_cast<RingShared*>(query + Shape::kShared);
   // What a lane needs for every tile: bytes from `memory`.
-  const LanePart<Keys> part = PartOfLane<Keys>();
-  int32_t codes_at = ring_at + part.codes, scales_at = ring_at + part.scales;
-  int32_t sums_at = query_at + (Keys::kFp4 ? Shape::kSums : kPacked.Pairs()) + lane % 4 * 16;
-  int32_t full_at = query_at + Shape::kShared + static_cast<int32_t>(offsetof(RingShared, full)) +
-                    group * static_cast<int32_t>(sizeof(RingShared::full[0]));
-  int32_t odd = lane % 2;
-  asm volatile("" : "+r"(codes_at), "+r"(scales_at), "+r"(sums_at), "+r"(full_at), "+r"(odd));
+  const LanePart<Keys> part = PartOfLane<Keys>(thread);
+  const int32_t codes_at = ring_at + part.codes, scales_at = ring_at + part.scales;
+  const int32_t sums_at = query_at + (Keys::kFp4 ? Shape::kSums : kPacked.Pairs()) + lane % 4 * 16;
+  const int32_t full_at = query_at + Shape::kShared +
+                          static_cast<int32_t>(offsetof(RingShared, full)) +
+                          group * static_cast<int32_t>(sizeof(RingShared::full[0]));
+  const bool odd = lane % 2 != 0;
   const auto full = [&](uint32_t stage) {
     return reinterpret_cast<uint64_t*>(memory + full_at) + stage;
   };
@@ -203,7 +227,6 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
     FenceBarrierInit();
   }
   LetNextStart();
-  WaitForPrevious();
   const int32_t all = CountTiles<Shape::kThreads>(p, s);
   auto at = static_cast<int32_t>(int64_t{all} * blockIdx.x / gridDim.x);
   const auto end = static_cast<int32_t>(int64_t{all} * (blockIdx.x + 1) / gridDim.x);
@@ -248,7 +271,15 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
       }
       __syncwarp();
     };
-    if (warp < kStages) fill(turn + (warp - turn) % kStages, true);
+    // The first stages are asked for before the kernel in front has ended, but for the last rows.
+    const uint32_t first_fill = turn + (warp - turn) % kStages;
+    const bool is_old =
+        origin + static_cast<int32_t>(first_fill) * kGroups < rows / kScanRows - kNewTiles;
+#pragma unroll 1
+    for (int late = 0; late < 2; ++late) {
+      if (warp < kStages && is_old == (late == 0)) fill(first_fill, true);
+      WaitForPrevious();
+    }
 
     __syncthreads();  // nobody reads the query of the token before
     if (threadIdx.x == 0) {
@@ -277,17 +308,23 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
       const auto in_stage = static_cast<int32_t>(stage) * kTileBytes<Keys>;
       PageTile<Keys> tile;
       BarrierWait(full(stage), turn / kStages & 1);
-      DecodePage(memory + codes_at + in_stage, memory + scales_at + in_stage, odd != 0, &tile);
-      SyncNamed(1 + group, 128);  // the group has read the stage
-      if (stage == static_cast<uint32_t>(warp)) fill(turn + kStages, false);
+      DecodePage</*kSigned=*/true>(memory + codes_at + in_stage, memory + scales_at + in_stage, odd,
+                                   &tile);
+      const auto refill = [&] {
+        SyncNamed(1 + group, 128);  // the group has read the stage
+        if (stage == static_cast<uint32_t>(warp)) fill(turn + kStages, false);
+      };
       float score;
       if constexpr (Keys::kFp4) {
-        score = ScoreOwnFp4Row<kHeads>(tile, image, memory + sums_at, odd != 0);
+        score = ScoreOwnFp4Row<kHeads>(tile, image, memory + sums_at, odd, refill);
       } else {
-        score = ScoreOwnRow<Keys, kHeads>(
-            tile, image, reinterpret_cast<const float4*>(memory + sums_at), odd != 0);
+        refill();
+        score = ScoreOwnRow<Keys, kHeads>(tile, image,
+                                          reinterpret_cast<const float4*>(memory + sums_at), odd);
       }
-      if (to < to_end) p.scores[to] = score;
+      const bool mine = to < to_end;
+      if (mine) p.scores[to] = score;
+      StoreGroup(p, to, score, mine, lane);
       to += kGroups * kScanRows;
       if constexpr (Keys::kFp4) {
         if (!tile.exact) slow_from = min(slow_from, turn);
@@ -300,11 +337,15 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
         const int32_t row = tile * kScanRows + warp * 16 + lane / 4;
         if (!all_slow && AreExact(keys, row, rows)) continue;
         const float score = SlowOwnRow<kHeads>(keys, row, rows, QueryAt<Keys, kHeads>(query));
-        const int32_t mine = row + odd * 8;
-        if (lane % 4 < 2 && mine < rows) p.scores[token_at + static_cast<uint32_t>(mine)] = score;
+        const int32_t own_row = row + (odd ? 8 : 0);
+        const bool mine = lane % 4 < 2 && own_row < rows;
+        const uint32_t own_at = token_at + static_cast<uint32_t>(own_row);
+        if (mine) p.scores[own_at] = score;
+        StoreGroup(p, own_at, score, mine, lane);
       }
     }
   }
+  WaitForPrevious();
 }
 
 }  // namespace fathom::ops::cuda

@@ -10,7 +10,7 @@
 // float32, or float32 queries, take the contract's chain in ScanFloat, a thread per row.
 #pragma once
 
-#include "ops/indexer/cuda_query.cuh"
+#include "ops/indexer/cuda_scores.cuh"
 
 namespace fathom::ops::cuda {
 
@@ -334,14 +334,14 @@ __device__ void ScoreRows(const typename Keys::Tile& tile, const ScanQuery& quer
   score[1] = __fmul_rn(SumQuad(b), tile.scale[1]);
 }
 
-// grid (ranges of rows, tiles of up to kTokens tokens). Dynamic shared memory:
+// grid (ranges of rows, tiles of up to kScanTokens tokens). Dynamic shared memory:
 // ScanSharedBytes.
-template <class Keys, int kHeads, int kTokens>
+template <class Keys, int kHeads>
 __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
     ScanRows(const __grid_constant__ IndexerParams p) {
   extern __shared__ char memory[];
-  __shared__ int32_t visible[kTokens];
-  __shared__ int32_t unaligned[kTokens];
+  __shared__ int32_t visible[kScanTokens];
+  __shared__ int32_t unaligned[kScanTokens];
   constexpr PackedLayout kLayout{kHeads, Keys::kFp4};
   constexpr int kStride = (kLayout.Bytes() + 1023) / 1024 * 1024;
   char* const queries = memory + (1024 - (SharedAddress(memory) & 1023u)) % 1024;
@@ -349,14 +349,14 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
   WaitForPrevious();
 
   const int last_token =
-      min((static_cast<int>(blockIdx.y) + 1) * kTokens, p.num_tokens);  // of this pass
+      min((static_cast<int>(blockIdx.y) + 1) * kScanTokens, p.num_tokens);  // of this pass
   int next = 0;
-  for (int local = blockIdx.y * kTokens; local < last_token; local = next) {
+  for (int local = blockIdx.y * kScanTokens; local < last_token; local = next) {
     // Tokens of one sequence, in ascending position.
     const int32_t sequence = p.step.sequence[p.first_token + local];
     next = local + 1;
     while (next < last_token && p.step.sequence[p.first_token + next] == sequence) ++next;
-    const int count = kTokens == 1 ? 1 : next - local;
+    const int count = next - local;
     __syncthreads();
     if (threadIdx.x < count) {
       const int32_t rows = VisibleRows(p, p.first_token + local + threadIdx.x);
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
     // Tile begin + group + 2 i of the group is its round i; its slots are number i % kAhead.
     const int32_t group = static_cast<int32_t>(threadIdx.x / 128);
     const int32_t rounds = (end - begin - group + 1) / 2;
-    char* const slots = queries + kTokens * kStride;
+    char* const slots = queries + kScanTokens * kStride;
     const bool sixteens = keys.WholeSixteens();
     const auto load = [&](int32_t round, int slot_at) {
       if (round < rounds) {
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
       const int32_t row = index * kScanRows + warp * 16 + lane / 4;
 #pragma unroll 1
       for (int t = 0; t < count; ++t) {
-        if (kTokens > 1 && visible[t] <= index * kScanRows) continue;
+        if (visible[t] <= index * kScanRows) continue;
         const char* packed = queries + t * kStride;
         const ScanQuery query{packed, reinterpret_cast<const float4*>(packed + kLayout.Pairs()),
                               reinterpret_cast<const float4*>(packed + kLayout.Blocks())};
@@ -451,20 +451,22 @@ __global__ void __launch_bounds__(kScanThreads, Keys::kMinBlocks)
             Keys::template Slow<kHeads>(keys, both, query, score);
           }
         }
-        const int32_t mine = row + (lane % 4 == 1 ? 8 : 0);
-        if (lane % 4 < 2 && mine < visible[t]) {
-          p.scores[(local + t) * p.scores_stride + mine] = lane % 4 == 1 ? score[1] : score[0];
-        }
+        const int32_t own_row = row + (lane % 4 == 1 ? 8 : 0);
+        const float own = lane % 4 == 1 ? score[1] : score[0];
+        const bool mine = lane % 4 < 2 && own_row < visible[t];
+        const auto at = static_cast<uint32_t>((local + t) * p.scores_stride + own_row);
+        if (mine) p.scores[at] = own;
+        StoreGroup(p, at, own, mine, lane);
       }
     }
     CopyAsyncWaitFor<0>();
   }
 }
 
-template <class Keys, int kHeads, int kTokens>
+template <class Keys, int kHeads>
 constexpr int64_t ScanSharedBytes() {
   return 1024 +
-         int64_t{kTokens} * ((PackedLayout{kHeads, Keys::kFp4}.Bytes() + 1023) / 1024 * 1024) +
+         int64_t{kScanTokens} * ((PackedLayout{kHeads, Keys::kFp4}.Bytes() + 1023) / 1024 * 1024) +
          Keys::kAhead * Keys::Raw::kBytes;
 }
 
@@ -493,11 +495,12 @@ static __global__ void __launch_bounds__(kScanThreads)
   keys.pages = p.keys;
   keys.page_shift = p.page_shift;
   keys.blocks = p.step.block_table + int64_t{p.step.sequence[token]} * p.step.max_blocks;
-  for (int32_t row = static_cast<int32_t>(blockIdx.x * kScanThreads + threadIdx.x); row < visible;
-       row += static_cast<int32_t>(gridDim.x) * kScanThreads) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  for (int32_t row = static_cast<int32_t>(blockIdx.x * kScanThreads + threadIdx.x);
+       row - lane < visible; row += static_cast<int32_t>(gridDim.x) * kScanThreads) {
     const std::byte *data, *scale;
-    keys.Find(row, RowDataBytesOf(p.keys.format, kIndexDim), RowScaleBytesOf(p.keys.format), &data,
-              &scale);
+    keys.Find(min(row, visible - 1), RowDataBytesOf(p.keys.format, kIndexDim),
+              RowScaleBytesOf(p.keys.format), &data, &scale);
     float key[kIndexDim];
 #pragma unroll
     for (int c = 0; c < kIndexDim; ++c) {
@@ -518,7 +521,14 @@ static __global__ void __launch_bounds__(kScanThreads)
       }
       score = __fmaf_rn(w[h], fmaxf(dot, 0.0f), score);
     }
-    p.scores[local * p.scores_stride + row] = score;
+    const auto at = static_cast<uint32_t>(local * p.scores_stride + row);
+    if (row < visible) p.scores[at] = score;
+    uint32_t best = row < visible ? GroupKeyOf(score) : 0;
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) {
+      best = max(best, __shfl_xor_sync(0xffffffffu, best, offset));
+    }
+    if (lane % kGroupRows == 0 && row < visible) p.groups[at / kGroupRows] = best;
   }
 }
 

@@ -1,340 +1,415 @@
-// The best k of a token's scores, in ascending order of rows, by a cluster of blocks per token.
+// The best k of a token's scores, in ascending order of rows, by a block per token.
 //
-// An entry is a 64-bit number that orders as the contract does: the score's key above, the inverted
-// row below, so the larger entry wins and equal scores go to the lower row. Entries are unique:
-// what is selected depends on nothing but the scores.
-//
-// A sample of the scores gives a floor that somewhat more than k rows reach. All blocks of the
-// cluster collect the entries above it in the first block's shared memory, which finds the exact
-// k-th among them. Where many scores tie the floor may let too many in; then the first block
-// determines the k-th key bit by bit from the scores themselves.
+// The scan leaves the best score of every 16 rows (a group). The k-th best of the groups is a floor
+// that at least k rows reach, and hardly more: only the groups that reach it are read at all.
+// Their rows at or above it are the candidates, in ascending order. Histograms find the k-th best
+// candidate exactly; of the candidates that share its score the lowest rows are taken. Where many
+// scores tie, too many may reach the floor for the list: then the k-th best is determined bit by
+// bit from all scores.
 #pragma once
 
-#include <cooperative_groups.h>
-
-#include "ops/indexer/cuda_query.cuh"
+#include "ops/indexer/cuda_scores.cuh"
 
 namespace fathom::ops::cuda {
 
-constexpr int kSelectThreads = 512;
+constexpr int kSelectThreads = 1024;
 constexpr int kSelectWarps = kSelectThreads / 32;
-constexpr int kSample = 2048;
-constexpr int kFloorBits = 20;      // of a key that the sample's floor is exact to
-constexpr int kWindowWords = 4096;  // of the bit set that sorts rows: 128K rows at a time
-constexpr int kFew = 96;            // entries that are ranked by comparing all with all
-
-using Entry = unsigned long long;
-
-// Sorts like the score, -0 as +0; NaN below every number.
-__device__ inline uint32_t KeyOf(float score) {
-  const uint32_t bits = __float_as_uint(score);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t key = (bits >> 31) != 0 ? 0x80000000u - magnitude : 0x80000000u + magnitude;
-  return magnitude > 0x7f800000u ? 0 : key;
-}
-__device__ inline Entry MakeEntry(uint32_t key, int32_t row) {
-  return static_cast<Entry>(key) << 32 | (0xffffffffu - static_cast<uint32_t>(row));
-}
-__device__ inline int32_t RowOf(Entry entry) {
-  return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(entry));
-}
+constexpr int kSelectBins = 2 * kSelectThreads;
+constexpr int kMaxUnits = 16 * kSelectThreads;  // one or more groups each, side by side
+constexpr int kAllRows = 8192;                  // so many are all read
+constexpr int kFew = 96;                        // keys that are ranked by comparing all with all
 
 __host__ __device__ constexpr int CandidateCapacity(int k) {
-  return 4096 + 2 * k;
+  const int wanted = kGroupRows * (k < 1024 ? k : 1024) + 2048;
+  return wanted < 16 * kSelectThreads ? wanted : 16 * kSelectThreads;
 }
 
 struct SelectShared {
-  Entry few[kFew];
-  Entry found;
-  uint32_t warp_sums[kSelectWarps];
-  uint32_t bit_count[32];
-  uint32_t digit, remaining, in_digit;
+  uint32_t sums[2][kSelectWarps];
+  uint32_t lowest[kSelectWarps], highest[kSelectWarps];
+  uint32_t few[kFew];
+  uint32_t bin, remaining, in_bin;
+  uint32_t bar, ties;
   int32_t count;
-  int32_t base;
-  uint32_t window[kWindowWords];
-  uint32_t before[kWindowWords];  // bits in the words before
+  uint32_t bins[kSelectBins];
+  uint16_t units[kMaxUnits];  // that reach the floor
 };
 
+// Behind it the candidates: keys, then rows.
 constexpr int64_t SelectSharedBytes(int k) {
-  return static_cast<int64_t>(sizeof(SelectShared)) +
-         CandidateCapacity(k) * static_cast<int64_t>(sizeof(Entry));
+  return static_cast<int64_t>(sizeof(SelectShared)) + CandidateCapacity(k) * int64_t{8};
 }
 
-// Exclusive sum over the block; *total of all. Begins and ends with a barrier.
-__device__ inline uint32_t BlockSum(SelectShared& s, uint32_t mine, uint32_t* total) {
+// Exclusive sum over the block; *total of all. `sums` are kSelectWarps words that nobody else uses
+// before the next barrier but one.
+__device__ inline uint32_t BlockSum(uint32_t* sums, uint32_t mine, uint32_t* total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint32_t sum = mine;
+#pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const uint32_t below = __shfl_up_sync(0xffffffffu, sum, offset);
     if (lane >= offset) sum += below;
   }
+  if (lane == 31) sums[warp] = sum;
   __syncthreads();
-  if (lane == 31) s.warp_sums[warp] = sum;
-  __syncthreads();
-  uint32_t before = 0, all = 0;
-  for (int i = 0; i < kSelectWarps; ++i) {
-    if (i == warp) before = all;
-    all += s.warp_sums[i];
-  }
-  *total = all;
-  __syncthreads();
-  return before + sum - mine;
+  const uint32_t other = sums[lane];
+  *total = __reduce_add_sync(0xffffffffu, other);
+  return __reduce_add_sync(0xffffffffu, lane < warp ? other : 0) + sum - mine;
 }
 
-// A key that at least the wanted number of sampled rows reach, exact to kFloorBits.
-__device__ inline uint32_t SampleFloor(SelectShared& s, const float* scores, int32_t visible,
-                                       int wanted) {
-  uint32_t key[kSample / kSelectThreads];
-#pragma unroll
-  for (int i = 0; i < kSample / kSelectThreads; ++i) {
-    const int64_t at = threadIdx.x + i * kSelectThreads;
-    key[i] = KeyOf(scores[at * visible / kSample]);
-  }
-  if (threadIdx.x < 32) s.bit_count[threadIdx.x] = 0;
-  __syncthreads();
-  uint32_t floor = 0;
-#pragma unroll 1
-  for (int bit = 31; bit > 31 - kFloorBits; --bit) {
-    const uint32_t raised = floor | 1u << bit;
-    uint32_t reached = 0;
-#pragma unroll
-    for (int i = 0; i < kSample / kSelectThreads; ++i) reached += key[i] >= raised ? 1u : 0u;
-    reached = __reduce_add_sync(0xffffffffu, reached);
-    if (threadIdx.x % 32 == 0) atomicAdd(&s.bit_count[bit], reached);
-    __syncthreads();
-    if (s.bit_count[bit] >= static_cast<uint32_t>(wanted)) floor = raised;
-  }
-  return floor;
+// Where a thread's sixteen of 16,384 neighbours lie, of which a warp has `vectors` times 128: four
+// each, in ascending order of warp, vector and lane. Returned: of vector 0.
+__device__ inline int32_t FirstOfThread(int vectors) {
+  return static_cast<int32_t>(threadIdx.x / 32) * vectors * 128 +
+         static_cast<int32_t>(threadIdx.x % 32) * 4;
 }
 
-// A number that exactly k of the n >= k entries are not below. Block.
-__device__ inline Entry KthLargest(SelectShared& s, const Entry* entries, int n, int k) {
-  Entry low = ~Entry{0}, high = 0;  // of the entries still in question
-  for (int i = threadIdx.x; i < n; i += kSelectThreads) {
-    low = min(low, entries[i]);
-    high = max(high, entries[i]);
+// Numbers the taken ones of a block's sixteen times 1,024 in their order: bit 4 v + i of `taken` is
+// value i of vector v. write(number, v, i) for each; returns how many there are. Block.
+template <class Write>
+__device__ inline uint32_t NumberTaken(uint32_t* sums, uint32_t taken, Write&& write) {
+  const int lane = threadIdx.x % 32;
+  uint32_t counts = 0;  // a byte per vector: at most 128 of a warp
+#pragma unroll
+  for (int v = 0; v < 4; ++v) counts |= __popc(taken >> (4 * v) & 0xfu) << (8 * v);
+  uint32_t sum = counts;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint32_t below = __shfl_up_sync(0xffffffffu, sum, offset);
+    if (lane >= offset) sum += below;
   }
-  for (int offset = 16; offset > 0; offset /= 2) {
-    low = min(low, __shfl_xor_sync(0xffffffffu, low, offset));
-    high = max(high, __shfl_xor_sync(0xffffffffu, high, offset));
+  const uint32_t all = __shfl_sync(0xffffffffu, sum, 31);
+  const uint32_t pairs = (all & 0xff00ffu) + (all >> 8 & 0xff00ffu);
+  const uint32_t of_warp = (pairs & 0xffffu) + (pairs >> 16);
+  if (lane == 31) sums[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  const uint32_t other = sums[lane];
+  const uint32_t total = __reduce_add_sync(0xffffffffu, other);
+  uint32_t at =
+      __reduce_add_sync(0xffffffffu, lane < static_cast<int>(threadIdx.x / 32) ? other : 0);
+  if (taken == 0) return total;
+  const uint32_t before = sum - counts;
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    uint32_t number = at + (before >> (8 * v) & 0xffu);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((taken >> (4 * v + i) & 1u) != 0) write(number++, v, i);
+    }
+    at += all >> (8 * v) & 0xffu;
   }
-  if (threadIdx.x % 32 == 0) {
-    s.few[threadIdx.x / 32] = low;
-    s.few[kSelectWarps + threadIdx.x / 32] = high;
+  return total;
+}
+
+// The keys' bounds over the block, of each thread's own. A barrier between two calls.
+__device__ inline void BlockRange(SelectShared& s, uint32_t* low, uint32_t* high) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t lowest = __reduce_min_sync(0xffffffffu, *low);
+  const uint32_t highest = __reduce_max_sync(0xffffffffu, *high);
+  if (lane == 0) {
+    s.lowest[warp] = lowest;
+    s.highest[warp] = highest;
   }
   __syncthreads();
-  for (int i = 0; i < kSelectWarps; ++i) {
-    low = min(low, s.few[i]);
-    high = max(high, s.few[kSelectWarps + i]);
+  *low = __reduce_min_sync(0xffffffffu, s.lowest[lane]);
+  *high = __reduce_max_sync(0xffffffffu, s.highest[lane]);
+}
+
+// Narrows [*low, *high], which at least *wanted of the keys reach, to the bin of equal width in
+// which the *wanted-th largest lies; *wanted becomes its place there. each(fn) calls fn with every
+// key of the thread. Bins are zero before and after; returns the keys in the bin. Block.
+template <class Each>
+__device__ inline uint32_t Narrow(SelectShared& s, uint32_t* low, uint32_t* high, uint32_t* wanted,
+                                  Each&& each) {
+  const uint32_t from = *low, to = *high;
+  const int shift = max(0, 21 - __clz(static_cast<int>(to - from)));
+  each([&](uint32_t key) {
+    if (key >= from && key <= to) atomicAdd(&s.bins[(to - key) >> shift], 1u);
+  });
+  __syncthreads();
+  auto& two = reinterpret_cast<uint2*>(s.bins)[threadIdx.x];
+  const uint2 bin = two;
+  two = {0, 0};
+  uint32_t total;
+  const uint32_t before = BlockSum(s.sums[0], bin.x + bin.y, &total);
+  const uint32_t place = *wanted;
+  if (before < place && before + bin.x + bin.y >= place) {
+    const bool second = before + bin.x < place;
+    s.bin = 2 * threadIdx.x + (second ? 1 : 0);
+    s.remaining = place - before - (second ? bin.x : 0);
+    s.in_bin = second ? bin.y : bin.x;
   }
-  constexpr int kBins = 4 * kSelectThreads;
-  auto remaining = static_cast<uint32_t>(k);  // wanted of those in question
+  __syncthreads();
+  *high = to - (s.bin << shift);
+  *low = *high - min(*high - from, (1u << shift) - 1);
+  *wanted = s.remaining;
+  return s.in_bin;
+}
+
+// The k-th largest of the n keys, which lie from low to high, and how many of those equal to it
+// belong to the largest k. Block; bins are zero.
+__device__ inline uint32_t FindBar(SelectShared& s, const uint32_t* keys, int32_t n, int k,
+                                   uint32_t low, uint32_t high, uint32_t* ties) {
+  const auto each = [&](auto&& fn) {
+    for (int32_t i = threadIdx.x; i < n; i += kSelectThreads) fn(keys[i]);
+  };
+  auto wanted = static_cast<uint32_t>(k);
+  if (threadIdx.x == 0) s.count = 0;
   while (true) {
-    // Bins of equal width, the largest entries in the first one.
-    const int shift = max(0, 64 - 11 - __clzll(static_cast<long long>(high - low)));
-    for (int i = 0; i < 4; ++i) s.window[threadIdx.x + i * kSelectThreads] = 0;
-    if (threadIdx.x == 0) s.count = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += kSelectThreads) {
-      const Entry entry = entries[i];
-      if (entry >= low && entry <= high) {
-        atomicAdd(&s.window[kBins - 1 - static_cast<int>((entry - low) >> shift)], 1u);
-      }
+    const uint32_t count = Narrow(s, &low, &high, &wanted, each);
+    if (count == wanted || low == high) {
+      *ties = wanted;
+      return low;
     }
-    __syncthreads();
-    uint32_t bin[4], mine = 0, total = 0;
-    for (int i = 0; i < 4; ++i) {
-      bin[i] = s.window[4 * threadIdx.x + i];
-      mine += bin[i];
-    }
-    uint32_t before = BlockSum(s, mine, &total);
-    for (int i = 0; i < 4; ++i) {
-      if (before < remaining && before + bin[i] >= remaining) {
-        s.digit = kBins - 1 - (4 * threadIdx.x + i);
-        s.remaining = remaining - before;
-        s.in_digit = bin[i];
-      }
-      before += bin[i];
-    }
-    __syncthreads();
-    low += static_cast<Entry>(s.digit) << shift;
-    high = min(high, low + ((Entry{1} << shift) - 1));
-    remaining = s.remaining;
-    const uint32_t count = s.in_digit;
-    if (count == remaining || shift == 0) return low;
-    if (count > kFew) continue;
-    // Few enough that each finds its own place.
-    for (int i = threadIdx.x; i < n; i += kSelectThreads) {
-      if (entries[i] >= low && entries[i] <= high) s.few[atomicAdd(&s.count, 1)] = entries[i];
-    }
-    __syncthreads();
-    if (threadIdx.x < count) {
-      const Entry own = s.few[threadIdx.x];
-      uint32_t larger = 0;
-      for (uint32_t i = 0; i < count; ++i) larger += s.few[i] > own ? 1u : 0u;
-      if (larger + 1 == remaining) s.found = own;
-    }
-    __syncthreads();
-    return s.found;
+    if (count <= kFew) break;
   }
+  // Few enough that each finds its own place.
+  each([&](uint32_t key) {
+    if (key >= low && key <= high) s.few[atomicAdd(&s.count, 1)] = key;
+  });
+  __syncthreads();
+  const int32_t count = s.count;
+  if (static_cast<int32_t>(threadIdx.x) < count) {
+    const uint32_t own = s.few[threadIdx.x];
+    uint32_t larger = 0, equal = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      larger += s.few[i] > own ? 1u : 0u;
+      equal += s.few[i] == own ? 1u : 0u;
+    }
+    if (larger < wanted && larger + equal >= wanted) {
+      s.bar = own;
+      s.ties = wanted - larger;
+    }
+  }
+  __syncthreads();
+  *ties = s.ties;
+  return s.bar;
 }
 
-// Writes the rows of the entries that reach `least`, ascending. Block.
-__device__ inline void WriteSorted(SelectShared& s, const Entry* entries, int n, Entry least,
-                                   int32_t visible, int32_t* out) {
-  constexpr int kWords = kWindowWords / kSelectThreads;
-  uint32_t written = 0;
-  for (int32_t first = 0; first < visible; first += kWindowWords * 32) {
-    for (int i = 0; i < kWords; ++i) s.window[threadIdx.x + i * kSelectThreads] = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += kSelectThreads) {
-      const int32_t at = RowOf(entries[i]) - first;
-      if (entries[i] >= least && at >= 0 && at < kWindowWords * 32) {
-        atomicOr(&s.window[at / 32], 1u << (at % 32));
-      }
-    }
-    __syncthreads();
-    uint32_t bits[kWords], mine = 0, total = 0;
-    for (int i = 0; i < kWords; ++i) {
-      bits[i] = __popc(s.window[threadIdx.x * kWords + i]);
-      mine += bits[i];
-    }
-    uint32_t at = written + BlockSum(s, mine, &total);
-    for (int i = 0; i < kWords; ++i) {
-      s.before[threadIdx.x * kWords + i] = at;
-      at += bits[i];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += kSelectThreads) {
-      const int32_t row = RowOf(entries[i]), bit = row - first;
-      if (entries[i] >= least && bit >= 0 && bit < kWindowWords * 32) {
-        out[s.before[bit / 32] + __popc(s.window[bit / 32] & ((1u << (bit % 32)) - 1))] = row;
-      }
-    }
-    written += total;
-    __syncthreads();
+// The rows of the keys above `bar`, and of the first `ties` of those equal to it. Block.
+template <class Row>
+__device__ inline void WriteBest(SelectShared& s, const uint32_t* keys, int32_t n, uint32_t bar,
+                                 uint32_t ties, Row&& row, int32_t* out) {
+  uint32_t above = 0, at = 0;  // of the keys before
+  for (int32_t first = 0; first < n; first += kSelectThreads) {
+    const int32_t i = first + static_cast<int32_t>(threadIdx.x);
+    const uint32_t key = i < n ? keys[i] : 0;
+    const bool larger = i < n && key > bar, tied = i < n && key == bar;
+    uint32_t total;
+    // Two barriers apart: sums alternate.
+    const uint32_t sum = BlockSum(s.sums[first / kSelectThreads % 2],
+                                  larger ? 1u
+                                  : tied ? 1u << 16
+                                         : 0u,
+                                  &total);
+    const uint32_t mine_above = above + (sum & 0xffffu), mine_at = at + (sum >> 16);
+    if (larger || (tied && mine_at < ties)) out[mine_above + min(mine_at, ties)] = row(i);
+    above += total & 0xffffu;
+    at += total >> 16;
   }
 }
 
 // The same from all scores, without candidates. Block.
 __device__ inline void SelectFromAll(SelectShared& s, const float* scores, int32_t visible, int k,
                                      int32_t* out) {
+  int turn = 0;
   const auto count = [&](uint32_t least) {
     uint32_t reached = 0, total = 0;
 #pragma unroll 4
     for (int32_t row = threadIdx.x; row < visible; row += kSelectThreads) {
       reached += KeyOf(scores[row]) >= least ? 1u : 0u;
     }
-    BlockSum(s, reached, &total);
+    BlockSum(s.sums[turn ^= 1], reached, &total);
     return total;
   };
   uint32_t bar = 0;  // the k-th largest key
   for (int bit = 31; bit >= 0; --bit) {
     if (count(bar | 1u << bit) >= static_cast<uint32_t>(k)) bar |= 1u << bit;
   }
-  uint32_t ties = k - (bar == 0xffffffffu ? 0 : count(bar + 1));  // rows at the bar that are taken
-  uint32_t written = 0, seen = 0;
+  const uint32_t ties = k - (bar == 0xffffffffu ? 0 : count(bar + 1));
+  uint32_t above = 0, at = 0;
   for (int32_t first = 0; first < visible; first += kSelectThreads) {
-    const int32_t row = first + threadIdx.x;
+    const int32_t row = first + static_cast<int32_t>(threadIdx.x);
     const uint32_t key = row < visible ? KeyOf(scores[row]) : 0;
-    const bool tied = row < visible && key == bar;
-    uint32_t all_tied = 0, all_taken = 0;
-    const uint32_t rank = seen + BlockSum(s, tied ? 1 : 0, &all_tied);
-    const bool taken = row < visible && (key > bar || (tied && rank < ties));
-    const uint32_t at = written + BlockSum(s, taken ? 1 : 0, &all_taken);
-    if (taken) out[at] = row;
-    seen += all_tied;
-    written += all_taken;
+    const bool larger = row < visible && key > bar, tied = row < visible && key == bar;
+    uint32_t total;
+    const uint32_t sum = BlockSum(s.sums[turn ^= 1], larger ? 1u : tied ? 1u << 16 : 0u, &total);
+    const uint32_t mine_above = above + (sum & 0xffffu), mine_at = at + (sum >> 16);
+    if (larger || (tied && mine_at < ties)) out[mine_above + min(mine_at, ties)] = row;
+    above += total & 0xffffu;
+    at += total >> 16;
   }
 }
 
-// grid (clusters of blocks, one per token of the pass).
-static __global__ void __launch_bounds__(kSelectThreads)
-    SelectRows(const __grid_constant__ IndexerParams p) {
-  namespace cg = cooperative_groups;
-  extern __shared__ __align__(16) char memory[];
-  auto& s = *reinterpret_cast<SelectShared*>(memory);
-  auto* const candidates = reinterpret_cast<Entry*>(memory + sizeof(SelectShared));
-  const cg::cluster_group cluster = cg::this_cluster();
-  const auto blocks = static_cast<int32_t>(cluster.num_blocks());
-  const auto rank = static_cast<int32_t>(cluster.block_rank());
+// A key that at least k of `units` units reach and little more, units being `span` groups each;
+// lists these units in s.units, ascending, and returns their number. Block.
+__device__ inline int32_t FindUnits(SelectShared& s, const uint32_t* groups, int32_t group_count,
+                                    int32_t units, int32_t span, int k, uint32_t* floor) {
+  const int vectors = (units + 4 * kSelectThreads - 1) / (4 * kSelectThreads);
+  const int32_t mine = FirstOfThread(vectors);
+  uint32_t key[16];
+  if (span == 1) {
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      uint4 four = {};
+      // The array ends at a multiple of four; what lies behind the last group is any.
+      if (v < vectors && mine + 128 * v < units) {
+        four = *reinterpret_cast<const uint4*>(groups + mine + 128 * v);
+      }
+      key[4 * v] = four.x, key[4 * v + 1] = four.y;
+      key[4 * v + 2] = four.z, key[4 * v + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      key[i] = 0;
+      const int32_t first = (mine + 128 * (i / 4) + i % 4) * span;
+      for (int32_t j = first; i / 4 < vectors && j < min(first + span, group_count); ++j) {
+        key[i] = max(key[i], groups[j]);
+      }
+    }
+  }
+  uint32_t valid = 0;
+  uint32_t least = 0xffffffffu, most = 0;  // of the thread
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (i / 4 < vectors && mine + 128 * (i / 4) + i % 4 < units) {
+      valid |= 1u << i;
+      least = min(least, key[i]);
+      most = max(most, key[i]);
+    }
+  }
+  // Threads' best suffice as a lower bound where there are k of them.
+  const int32_t threads = min(kSelectThreads, (units / 128 / vectors) * 32);  // that have units
+  if (threads >= k && valid != 0) least = most;
+  BlockRange(s, &least, &most);
+  // The floor may let in a few more than it has to.
+  auto wanted = static_cast<uint32_t>(k);
+  uint32_t low = least, high = most;
+  while (true) {
+    const uint32_t in_bin = Narrow(s, &low, &high, &wanted, [&](auto&& fn) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if ((valid >> i & 1u) != 0) fn(key[i]);
+      }
+    });
+    if (low == high || in_bin - wanted <= static_cast<uint32_t>(k) / 8) break;
+  }
+  *floor = low;
+  uint32_t taken = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if ((valid >> i & 1u) != 0 && key[i] >= low) taken |= 1u << i;
+  }
+  const uint32_t total = NumberTaken(s.sums[1], taken, [&](uint32_t number, int v, int i) {
+    s.units[number] = static_cast<uint16_t>(mine + 128 * v + i);
+  });
+  __syncthreads();
+  return static_cast<int32_t>(total);
+}
+
+// The scores of visible rows for the caller. grid (blocks, tokens of the pass).
+static __global__ void __launch_bounds__(256) CopyScores(const __grid_constant__ IndexerParams p) {
   LetNextStart();
   WaitForPrevious();
-  const int64_t local = blockIdx.x / blocks, token = p.first_token + local;
+  const int64_t local = blockIdx.y, token = p.first_token + local;
   const int32_t visible = VisibleRows(p, token);
+  if (!IsScored(p, visible)) return;
+  for (auto row = static_cast<int32_t>(blockIdx.x * 256 + threadIdx.x); row < visible;
+       row += static_cast<int32_t>(gridDim.x) * 256) {
+    p.wanted_scores[token * p.wanted_stride + row] = p.scores[local * p.scores_stride + row];
+  }
+}
+
+// grid (tokens of the pass).
+static __global__ void __launch_bounds__(kSelectThreads)
+    SelectRows(const __grid_constant__ IndexerParams p) {
+  extern __shared__ __align__(16) char memory[];
+  auto& s = *reinterpret_cast<SelectShared*>(memory);
+  const int capacity = CandidateCapacity(p.top_k);
+  auto* const keys = reinterpret_cast<uint32_t*>(memory + sizeof(SelectShared));
+  auto* const rows = reinterpret_cast<int32_t*>(keys + capacity);
+  const int64_t local = blockIdx.x, token = p.first_token + local;
   const int k = p.top_k;
+  reinterpret_cast<uint2*>(s.bins)[threadIdx.x] = {0, 0};
+  LetNextStart();
+  const int32_t visible = VisibleRows(p, token);
   int32_t* const out = p.selected + token * k;
+  WaitForPrevious();
+  if (threadIdx.x == 0) p.counts[token] = min(visible, k);
   if (visible <= k) {
-    if (rank != 0) return;
     for (int i = threadIdx.x; i < k; i += kSelectThreads) out[i] = i < visible ? i : -1;
-    if (threadIdx.x == 0) p.counts[token] = visible;
     return;
   }
-  if (rank == 0 && threadIdx.x == 0) p.counts[token] = k;
+  if (k == 0) return;
   const float* const scores = p.scores + local * p.scores_stride;
-  const int capacity = CandidateCapacity(k);
-  if (threadIdx.x == 0) s.count = 0;
+  const int32_t group_count = (visible + kGroupRows - 1) / kGroupRows;
+  const int32_t span = (group_count + kMaxUnits - 1) / kMaxUnits;
+  const int32_t units = (group_count + span - 1) / span;
   uint32_t floor = 0;
-  if (visible > capacity) {
-    const float mean = static_cast<float>(k) * kSample / static_cast<float>(visible);
-    floor = SampleFloor(s, scores, visible, static_cast<int>(mean + 3.5f * sqrtf(mean) + 4));
-  }
-  if (blocks > 1) {
-    cluster.sync();  // the first block's counter is set
-  } else {
-    __syncthreads();
+  int32_t pieces = (visible + 3) / 4;  // of four rows, to look at
+  const int32_t unit_pieces = span * kGroupRows / 4;
+  const bool all = visible <= kAllRows || units <= k;
+  if (!all) {
+    pieces = unit_pieces * FindUnits(s, p.groups + local * p.scores_stride / kGroupRows,
+                                     group_count, units, span, k, &floor);
   }
 
-  // Warps append what they find to a list of the block; the first block's list is the candidates'.
-  const int32_t per_block = (visible + blocks - 1) / blocks;
-  const int32_t begin = rank * per_block, end = min(begin + per_block, visible);
-  const int lane = threadIdx.x % 32;
-  constexpr int kBatch = 8;
-  for (int32_t base = begin; base < end; base += kSelectThreads * kBatch) {
-    uint32_t key[kBatch];
-    uint32_t found = 0;
+  // Candidates in ascending order of rows.
+  uint32_t n = 0, low = 0xffffffffu, high = 0;
+  const int vectors = min(4, (pieces + kSelectThreads - 1) / kSelectThreads);
+  int turn = 0;
+#pragma unroll 1
+  for (int32_t first = 0; first < pieces; first += vectors * kSelectThreads) {
+    const int32_t mine = first + FirstOfThread(vectors) / 4;
+    // A vector of FirstOfThread is 32 pieces here, of four rows each.
+    int32_t row[4];
+    float4 four[4];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int32_t row = base + i * kSelectThreads + threadIdx.x;
-      key[i] = row < end ? KeyOf(scores[row]) : 0;
-      found |= (row < end && key[i] >= floor) ? 1u << i : 0u;
+    for (int v = 0; v < 4; ++v) {
+      const int32_t piece = mine + 32 * v;
+      row[v] = visible;
+      if (v < vectors && piece < pieces) {
+        row[v] = all ? 4 * piece
+                     : static_cast<int32_t>(s.units[piece / unit_pieces]) * (4 * unit_pieces) +
+                           piece % unit_pieces * 4;
+      }
+      four[v] = {};
+      if (row[v] < visible) four[v] = *reinterpret_cast<const float4*>(scores + row[v]);
     }
-    if (__any_sync(0xffffffffu, found != 0)) {
+    uint32_t key[16];
+    uint32_t taken = 0;
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const bool mine = (found >> i & 1u) != 0;
-        const uint32_t votes = __ballot_sync(0xffffffffu, mine);
-        if (votes == 0) continue;
-        int at = 0;
-        if (lane == 0) at = atomicAdd(&s.count, __popc(votes));
-        at = __shfl_sync(0xffffffffu, at, 0) + __popc(votes & ((1u << lane) - 1));
-        if (mine && at < capacity) {
-          candidates[at] = MakeEntry(key[i], base + i * kSelectThreads + threadIdx.x);
+    for (int v = 0; v < 4; ++v) {
+      const float values[4] = {four[v].x, four[v].y, four[v].z, four[v].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        key[4 * v + i] = KeyOf(values[i]);
+        if (row[v] + i < visible && key[4 * v + i] >= floor) {
+          taken |= 1u << (4 * v + i);
+          low = min(low, key[4 * v + i]);
+          high = max(high, key[4 * v + i]);
         }
       }
     }
-  }
-  __syncthreads();
-  if (blocks > 1) {
-    if (rank != 0) {
-      const int mine = s.count;
-      if (threadIdx.x == 0) s.base = atomicAdd(cluster.map_shared_rank(&s.count, 0), mine);
-      __syncthreads();
-      Entry* const to = cluster.map_shared_rank(candidates, 0);
-      for (int i = threadIdx.x; i < mine; i += kSelectThreads) {
-        if (i < capacity && s.base + i < capacity) to[s.base + i] = candidates[i];
+    n += NumberTaken(s.sums[turn ^= 1], taken, [&](uint32_t number, int v, int i) {
+      if (n + number < static_cast<uint32_t>(capacity)) {
+        keys[n + number] = key[4 * v + i];
+        rows[n + number] = row[v] + i;
       }
-    }
-    cluster.sync();
-    if (rank != 0) return;
+    });
   }
-  const int n = s.count;
-  if (n >= k && n <= capacity) {
-    const Entry least = KthLargest(s, candidates, n, k);
-    WriteSorted(s, candidates, n, least, visible, out);
-  } else {
+  if (n < static_cast<uint32_t>(k) || n > static_cast<uint32_t>(capacity)) {
+    __syncthreads();
     SelectFromAll(s, scores, visible, k, out);
+    return;
   }
+  BlockRange(s, &low, &high);
+  uint32_t ties = 0;
+  const auto count = static_cast<int32_t>(n);
+  const uint32_t bar = FindBar(s, keys, count, k, low, high, &ties);
+  WriteBest(
+      s, keys, count, bar, ties, [&](int32_t i) { return rows[i]; }, out);
 }
 
 }  // namespace fathom::ops::cuda

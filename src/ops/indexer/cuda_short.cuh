@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kShortThreads)
 
   const uint32_t scores_to = RemoteAddress(SharedAddress(s.scores), 0);
   const uint32_t scores_here = RemoteAddress(SharedAddress(&s.scores_here), 0);
-  const LanePart<Keys> part = PartOfLane<Keys>();
+  const LanePart<Keys> part = PartOfLane<Keys>(threadIdx.x);
   const ScanQuery packed_query = QueryAt<Keys, kHeads>(query);
   const bool odd = lane % 2 != 0;
 #pragma unroll 1

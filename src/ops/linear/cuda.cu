@@ -1,21 +1,9 @@
 // LinearCuda: prepare the rows, then the skinny, tiled or float product.
-#include <cstdio>
-#include <cstdlib>
-
 #include "ops/linear/cuda_launch.cuh"
 
 namespace fathom::ops {
 int64_t LinearCudaScratchBytes(int64_t rows, int64_t in) {
   return (rows * CudaDepth(in) * 2 + 255) / 256 * 256;
-}
-
-bool LinearCudaNormalises(const LinearArgs& args) {
-  const LinearWeight& weight = *args.weight;
-  CudaWeightView w;
-  w.format = weight.format;
-  w.depth = static_cast<int32_t>(CudaDepth(weight.in));
-  return args.numerics == Numerics::kProduct && args.x.dtype == DType::kBF16 &&
-         w.format == WeightFormat::kFp8Block128 && cuda::TakesFresh(args.x.rows, w);
 }
 
 void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream, CudaWay way) {
@@ -24,10 +12,6 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream, CudaWa
   const int rows = static_cast<int>(args.x.rows);
   const Form form = FormOf(w.format, args.numerics);
   const bool round = args.numerics == Numerics::kProduct && args.round_output;
-  if (args.norm != nullptr && !LinearCudaNormalises(args)) {
-    std::fputs("fathom: linear on CUDA: a norm that LinearCudaNormalises has refused\n", stderr);
-    std::abort();
-  }
 
   WithActivationType(args.y.dtype, [&](auto y_type) {
     using T = decltype(y_type);
@@ -38,9 +22,9 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream, CudaWa
     }
     if (form == Form::kQuantised && TakesFresh(rows, w)) {
       if (w.format == Format::kFp8Block128) {
-        LaunchFresh<Format::kFp8Block128>(w, args.x, args.norm, out, stream);
+        LaunchFresh<Format::kFp8Block128>(w, args.x, out, stream);
       } else {
-        LaunchFresh<Format::kFp4Block32>(w, args.x, nullptr, out, stream);
+        LaunchFresh<Format::kFp4Block32>(w, args.x, out, stream);
       }
       return;
     }

@@ -73,12 +73,7 @@ int64_t LinearCudaScratchBytes(int64_t rows, int64_t in);
 // and rows, or whichever is faster. All give the same bits.
 enum class CudaWay : uint8_t { kFaster, kStream, kTiles };
 
-// Whether LinearCuda takes args.norm: up to 8 bf16 rows of FP8 weights, not too long, in kProduct.
-// Looks at shapes and types alone.
-bool LinearCudaNormalises(const LinearArgs& args);
-
-// x and y may be f32 or bf16 in either numerics. Two launches at most. args.norm, where
-// LinearCudaNormalises: the rows get RmsNormCuda's bits on their way, x stays as it is.
+// x and y may be f32 or bf16 in either numerics. Two launches at most.
 void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream,
                 CudaWay way = CudaWay::kFaster);
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <type_traits>
 
-#include "ops/cuda/rms.cuh"
 #include "ops/linear/cuda_float.cuh"
 #include "ops/linear/cuda_prepare.cuh"
 #include "ops/linear/cuda_skinny.cuh"
@@ -34,8 +33,8 @@ __host__ __device__ constexpr int GroupTiles(int rank) {
 }
 
 // Jobs of a plain or grouped product: a tile of a group's outputs each, every step-th one.
-// X: const __nv_bfloat16* or FreshRow.
-template <int kRowTiles, class X = const __nv_bfloat16*>
+// X: const __nv_bfloat16* or FreshRow. kGrouped: of more than one group; else nothing is divided.
+template <int kRowTiles, class X = const __nv_bfloat16*, bool kGrouped = true>
 struct LinearCursor {
   const uint8_t* data;
   const uint8_t* scale;
@@ -58,10 +57,10 @@ struct LinearCursor {
         depth(w.depth),
         last_tile((w.out - 1) / kTile) {
     const int per_group = GroupTiles(rank);
-    const int group = index / per_group;
-    tile = index % per_group;
-    group_step = step / per_group;
-    tile_step = step % per_group;
+    const int group = kGrouped ? index / per_group : 0;
+    tile = index - group * per_group;
+    group_step = kGrouped ? step / per_group : 0;
+    tile_step = step - group_step * per_group;
     const int lane_row = static_cast<int>(threadIdx.x) % 32 / 4;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
@@ -95,7 +94,8 @@ struct LinearCursor {
 struct SkinnyShare {
   int first, step, count;
 
-  __device__ SkinnyShare(bool by_warp, int jobs) {
+  // most: any worker's jobs at most, ceil(jobs / step), which spares a division.
+  __device__ SkinnyShare(bool by_warp, int jobs, int most) {
     constexpr int kWarps = kSkinnyThreads / 32;
     first = static_cast<int>(blockIdx.x);
     step = static_cast<int>(gridDim.x);
@@ -103,41 +103,20 @@ struct SkinnyShare {
       first = first * kWarps + static_cast<int>(threadIdx.x) / 32;
       step *= kWarps;
     }
-    count = (jobs - first + step - 1) / step;
+    count = first + (most - 1) * step < jobs ? most : most - 1;
   }
 };
-
-// Blocks on a multiprocessor and shared memory of the two kernels below. BF16 weights and more rows
-// need too many registers for a third block. Where it is to fit, the stages of the ring are small,
-// but those of FP8 weights by warp, whose segments are short: theirs fit without parts.
-template <Format F, int kRowTiles, bool kByWarp>
-struct LinearShared {
-  static constexpr bool kThird = kSkinnyResident == 3 && kRowTiles == 1 && F != Format::kBF16;
-  static constexpr int kResident = kThird ? 3 : kRowTiles <= 2 ? 2 : 1;
-  static constexpr bool kSmall = !(kByWarp && F == Format::kFp8Block128);
-  using Ring = std::conditional_t<kThird, SkinnyRing<F, kSmall>, AnyRing>;
-  using Type = SkinnyShared<kRowTiles, Ring, !(kThird && kByWarp)>;
-};
-
-// A row of V4's widest query latent by warp, and of its output latent by block, with the norm's
-// sums.
-static_assert(kSkinnyResident == 2 ||
-              sizeof(LinearShared<Format::kFp8Block128, 1, true>::Type) + 2 * (1536 + 32) + 256 <=
-                  kThirdBytes);
-static_assert(kSkinnyResident == 2 ||
-              sizeof(LinearShared<Format::kFp8Block128, 1, false>::Type) + 2 * (8192 + 32) + 256 <=
-                  kThirdBytes);
 
 // The weight of the two kernels below is no __grid_constant__: nvcc 13.0 then takes a cursor, whose
 // first members are copies of the parameter's, for the parameter itself, and reads others past it.
 // Groups of 8 * kRowTiles rows along y.
 template <Format F, int kRowTiles, bool kByWarp, class T>
-__global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, kRowTiles, kByWarp>::kResident)
+__global__ void __launch_bounds__(kSkinnyThreads, kRowTiles <= 2 ? 2 : 1)
     SkinnyKernel(CudaWeightView w, const __nv_bfloat16* x, int64_t x_stride, int rows, int rank,
-                 int jobs, Output<T> out) {
+                 int jobs, int most, Output<T> out) {
   using Cursor = LinearCursor<kRowTiles>;
   LetNextStart();
-  const SkinnyShare share(kByWarp, jobs);
+  const SkinnyShare share(kByWarp, jobs, most);
   const auto first_row = static_cast<int>(blockIdx.y) * kSkinnyRows * kRowTiles;
   x += first_row * x_stride;
   out.y += first_row * out.stride;
@@ -146,7 +125,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, kRowTiles, kBy
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
   };
-  auto& shared = SharedOf<typename LinearShared<F, kRowTiles, kByWarp>::Type>();
+  auto& shared = SharedOf<SkinnyShared<kRowTiles>>();
   if constexpr (kByWarp) {
     SkinnyByWarp<F, kRowTiles>(
         share.count, w.depth, shared, cursor, [] { WaitForPrevious(); }, store);
@@ -162,103 +141,23 @@ __host__ __device__ constexpr int64_t FreshStride(int64_t depth) {
   return depth + 32;
 }
 
-// Rows that are to be normalised (RmsNormCuda) before they are quantised. weight: [in].
-template <class T>
-struct NormPreparation : Preparation<T> {
-  const float* weight;
-};
-
-// What the lanes of FourUnits take for the inputs of a row that they hold: weight * (x * inverse)
-// as RmsNormCuda stores it.
-struct Normalised {
-  static constexpr int kInputs = 16;
-  float weight[kInputs];
-  float inverse;
-  int count;  // of the lane's inputs that exist
-
-  // Of inputs from unit `first` on.
-  __device__ void Load(const float* weights, int in, int first) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int k = (first + lane / 8) * kUnit + lane % 8 * kInputs;
-    count = in - k;
-    if (count >= kInputs && reinterpret_cast<uintptr_t>(weights) % 16 == 0) {
-#pragma unroll
-      for (int i = 0; i < kInputs; i += 4) {
-        const float4 four = __ldg(reinterpret_cast<const float4*>(weights + k + i));
-        weight[i] = four.x, weight[i + 1] = four.y, weight[i + 2] = four.z, weight[i + 3] = four.w;
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kInputs; ++i) weight[i] = i < count ? __ldg(weights + k + i) : 0.0f;
-  }
-  __device__ float operator()(int i, float x) const {
-    return i < count ? RoundBf16(weight[i] * (x * inverse)) : 0.0f;
-  }
-};
-
-using RmsSums = float[kSkinnyRows][kRmsWarps];
-__device__ inline RmsSums& NormShared() {
-  __shared__ RmsSums sums;
-  return sums;
-}
-
-// The sums of squares of all rows, by every thread of the block; partial: NormShared.
-template <class X>
-__device__ void NormPartials(const Preparation<X>& x, float (&partial)[kSkinnyRows][kRmsWarps]) {
-  static_assert(kRmsThreads == kSkinnyThreads);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const auto rows = [&]<int kRows>(int first) {
-    float sum[kRows];
-    RmsPartials(x.x + first * x.stride, x.stride, x.rows - 1 - first, x.in, sum);
-    if (lane != 0) return;
-#pragma unroll
-    for (int t = 0; t < kRows; ++t) partial[first + t][warp] = sum[t];
-  };
-  constexpr int kTogether = 4;
-  if (x.rows == 1) {
-    rows.template operator()<1>(0);
-  } else {
-    for (int t = 0; t < x.rows; t += kTogether) rows.template operator()<kTogether>(t);
-  }
-  __syncthreads();
-}
-
 // The same of up to 8 rows that each block quantises for itself while its first weights come.
-// Dynamic shared memory: LinearShared, then [rows][FreshStride(depth)] bf16. P: a NormPreparation
-// where each block normalises them, too.
-template <Format F, bool kByWarp, class X, class T, class P = Preparation<X>>
-__global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, 1, kByWarp>::kResident)
-    SkinnyFreshKernel(CudaWeightView w, P x, int jobs, Output<T> out) {
-  using Cursor = LinearCursor<1, FreshRow<F>>;
-  constexpr bool kNorm = std::is_same_v<P, NormPreparation<X>>;
-  auto& shared = SharedOf<typename LinearShared<F, 1, kByWarp>::Type>();
+// Dynamic shared memory: SkinnyShared<1>, then [rows][FreshStride(depth)] bf16.
+template <Format F, bool kByWarp, class X, class T>
+__global__ void __launch_bounds__(kSkinnyThreads, 2)
+    SkinnyFreshKernel(CudaWeightView w, Preparation<X> x, int jobs, int most, Output<T> out) {
+  using Cursor = LinearCursor<1, FreshRow<F>, false>;
+  auto& shared = SharedOf<SkinnyShared<1>>();
   const FreshRow<F> fresh{SharedAddress(&shared + 1)};
   const int64_t stride = FreshStride(w.depth);
   LetNextStart();
-  const SkinnyShare share(kByWarp, jobs);
+  const SkinnyShare share(kByWarp, jobs, most);
   const Cursor cursor(w, fresh, stride, x.rows, w.out, share.first, share.step);
   // Four units at a time.
   const auto prepare = [&](int t, int first, int end) {
     FourUnits<X> units;
     units.Load(x.x + t * x.stride, x.in, x.vector, first, end);
-    if constexpr (kNorm) {
-      Normalised change;
-      change.Load(x.weight, x.in, first);
-      change.inverse = RmsInverse(NormShared()[t], x.in);
-      units.Store(first, end, fresh + t * stride, change);
-    } else {
-      units.Store(first, end, fresh + t * stride);
-    }
-  };
-  // Waits for the rows.
-  const auto wait = [&] {
-    if constexpr (kNorm) {  // its weights, while the rows are not there yet
-      const int first = 32 * static_cast<int>(threadIdx.x);
-      if (first < x.in) PrefetchToL2(x.weight + first);
-    }
-    WaitForPrevious();
-    if constexpr (kNorm) NormPartials(x, NormShared());
+    units.Store(first, end, fresh + t * stride);
   };
   const auto store = [&](const Cursor&, int t, int o, float v) {
     out.y[t * out.stride + o] = FromFloat<T>(RoundIf(v, out.round));
@@ -267,7 +166,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, 1, kByWarp>::k
     SkinnyByWarp<F, 1>(
         share.count, w.depth, shared, cursor,
         [&] {
-          wait();
+          WaitForPrevious();
           const int fours = (x.units + 3) / 4;
           for (int i = static_cast<int>(threadIdx.x) / 32; i < x.rows * fours;
                i += kSkinnyThreads / 32) {
@@ -280,7 +179,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, LinearShared<F, 1, kByWarp>::k
     SkinnyByBlock<F, 1>(
         share.count, w.depth, shared, cursor,
         [&](int begin, int count) {
-          wait();
+          WaitForPrevious();
           for (int t = 0; t < x.rows; ++t) {
             for (int first = begin; first < begin + count; first += 4) {
               prepare(t, first, begin + count);
@@ -383,22 +282,22 @@ inline bool IsWide(int64_t rows, const CudaWeightView& w, int groups, CudaWay wa
          !Streams(rows, w, groups, way);
 }
 
-// Launches a kernel of SkinnyShare for so many groups of rows: workers(true, blocks) for jobs by
-// warp, where they keep half of the warps busy, else workers(false, blocks).
+// Launches a kernel of SkinnyShare for so many groups of rows: workers(true, blocks, most) for jobs
+// by warp, where they keep half of the warps busy, else workers(false, blocks, most).
 template <class Workers>
 void LaunchSkinny(int jobs, int groups, Workers&& workers) {
   constexpr int kWarps = kSkinnyThreads / 32;
   const int all_blocks = max(1, kSkinnyBlocks / groups);
-  const auto blocks = [&](int per_block) {
+  const auto launch = [&](auto by_warp, int per_block) {
     // Every worker the same number of jobs, as far as it goes.
-    const int most = all_blocks * per_block;
-    const int rounds = (jobs + most - 1) / most;
-    return Blocks(jobs, rounds * per_block);
+    const int all_workers = all_blocks * per_block;
+    const int most = (jobs + all_workers - 1) / all_workers;
+    workers(by_warp, Blocks(jobs, most * per_block), most);
   };
   if (jobs >= all_blocks * kWarps / 2) {
-    workers(std::true_type(), blocks(kWarps));
+    launch(std::true_type(), kWarps);
   } else {
-    workers(std::false_type(), blocks(1));
+    launch(std::false_type(), 1);
   }
 }
 
@@ -410,34 +309,20 @@ inline bool TakesFresh(int64_t rows, const CudaWeightView& w) {
          (w.format == Format::kFp8Block128 || w.format == Format::kFp4Block32);
 }
 
-// P: Preparation<X>, or NormPreparation<X>.
-template <Format F, class X, class T, class P>
-void LaunchFresh(const CudaWeightView& w, const P& p, const Output<T>& out, cudaStream_t stream) {
-  LaunchSkinny(GroupTiles(w.out), 1, [&](auto by_warp, unsigned blocks) {
-    constexpr bool kByWarp = decltype(by_warp)::value;
-    const auto kernel = SkinnyFreshKernel<F, kByWarp, X, T, P>;
-    const auto shared = static_cast<int64_t>(sizeof(typename LinearShared<F, 1, kByWarp>::Type)) +
-                        p.rows * FreshStride(w.depth) * 2;
-    AllowShared(kernel, shared);
-    LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, GroupTiles(w.out),
-                     out);
-  });
-}
-
-// norm: of LinearArgs, where the weight is FP8 and x bf16, else null.
 template <Format F, class T>
-void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const float* norm,
-                 const Output<T>& out, cudaStream_t stream) {
+void LaunchFresh(const CudaWeightView& w, const MatrixView& x, const Output<T>& out,
+                 cudaStream_t stream) {
+  const int jobs = GroupTiles(w.out);
   if (x.rows == 0) return;
-  if constexpr (F == Format::kFp8Block128) {
-    if (norm != nullptr) {
-      using X = __nv_bfloat16;
-      const NormPreparation<X> p{MakePreparation<X>(x, Form::kQuantised, nullptr), norm};
-      return LaunchFresh<F, X>(w, p, out, stream);
-    }
-  }
   WithActivationType(x.dtype, [&]<class X>(X) {
-    LaunchFresh<F, X>(w, MakePreparation<X>(x, Form::kQuantised, nullptr), out, stream);
+    const auto p = MakePreparation<X>(x, Form::kQuantised, nullptr);
+    LaunchSkinny(jobs, 1, [&](auto by_warp, unsigned blocks, int most) {
+      const auto kernel = SkinnyFreshKernel<F, decltype(by_warp)::value, X, T>;
+      const auto shared =
+          static_cast<int64_t>(sizeof(SkinnyShared<1>)) + x.rows * FreshStride(w.depth) * 2;
+      AllowShared(kernel, shared);
+      LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, w, p, jobs, most, out);
+    });
   });
 }
 
@@ -449,14 +334,12 @@ void LaunchFormat(const CudaWeightView& w, const __nv_bfloat16* x, int64_t x_str
   const auto skinny = [&]<int kRowTiles>() {
     const int jobs = GroupTiles(rank) * groups;
     const unsigned row_groups = Blocks(rows, kSkinnyRows * kRowTiles);
-    LaunchSkinny(jobs, static_cast<int>(row_groups), [&](auto by_warp, unsigned blocks) {
-      constexpr bool kByWarp = decltype(by_warp)::value;
-      const auto kernel = SkinnyKernel<F, kRowTiles, kByWarp, T>;
-      constexpr auto kShared =
-          static_cast<int64_t>(sizeof(typename LinearShared<F, kRowTiles, kByWarp>::Type));
+    LaunchSkinny(jobs, static_cast<int>(row_groups), [&](auto by_warp, unsigned blocks, int most) {
+      const auto kernel = SkinnyKernel<F, kRowTiles, decltype(by_warp)::value, T>;
+      constexpr auto kShared = static_cast<int64_t>(sizeof(SkinnyShared<kRowTiles>));
       AllowShared(kernel, kShared);
       LaunchOverlapped(kernel, dim3(blocks, row_groups), kSkinnyThreads, kShared, stream, 1, w, x,
-                       x_stride, rows, rank, jobs, out);
+                       x_stride, rows, rank, jobs, most, out);
     });
   };
   if (rows == 0) return;

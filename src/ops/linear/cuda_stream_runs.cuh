@@ -1,6 +1,6 @@
-// StreamUnits of cuda_skinny.cuh with fewer instructions a unit: a warp's units are cut into runs
-// that end where a stage or a segment ends, or with the unit before a job's last. Within a run
-// nothing is decided, and every address moves on by a constant.
+// A warp's units of weights through its ring, and their products. The units are cut into runs that
+// end where a stage or a segment ends, or with the unit before a job's last: within a run nothing
+// is decided, and every address moves on by a constant.
 #pragma once
 
 #include <type_traits>
@@ -12,16 +12,17 @@ namespace fathom::ops::cuda {
 // Segments [first, first + kCount) of the sums of `jobs` jobs, of rows of `units`: no units at all,
 // or at least one. after(cursor, sum, last) is called at the end of each segment that has units, in
 // ascending order, and zeroes `sum`: a segment is one chain of products from zero. last: of its
-// job. ready() and ring: as of StreamUnits.
+// job. ready(), in which the warp waits for its activations, is called once, when the first weights
+// have been asked for. ring: the warp's, used by no earlier call.
 //
 // A stage of the ring is filled again when all lanes have read it, before what follows the end of a
 // segment. Its barrier completes one phase for each filling, and the first lane asks for a filling
 // only after the warp has waited for the one before: no wait can be passed by an older phase.
-template <Format F, int kRowTiles, int kCount, class Ring, class Cursor, class Ready, class After>
-__device__ void StreamRuns(Ring& ring, int jobs, int units, int first, Cursor cursor, Ready&& ready,
-                           After&& after) {
-  using Stage = typename Ring::template Stage<F>;
-  static_assert(Stage::kStages * Stage::kBytes <= sizeof(Ring::bytes));
+template <Format F, int kRowTiles, int kCount, class Cursor, class Ready, class After>
+__device__ void StreamRuns(SkinnyRing& ring, int jobs, int units, int first, Cursor cursor,
+                           Ready&& ready, After&& after) {
+  using Stage = SkinnyStage<F>;
+  static_assert(SkinnyRing::kStages * Stage::kBytes <= sizeof(SkinnyRing::bytes));
   using X = std::remove_cvref_t<decltype(cursor.x[0])>;
   constexpr int kRowBytes = kTile * kUnitBytes<F>;  // of a unit's codes
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -53,14 +54,15 @@ __device__ void StreamRuns(Ring& ring, int jobs, int units, int first, Cursor cu
     }
     ask_at += static_cast<uint32_t>(n * kTile);
     ask_left -= n;
-    if (ask_left == 0 && --ask_jobs > 0) asking.Next(), enter();
+    if (ask_left > 0) return;
+    if (--ask_jobs > 0) asking.Next(), enter();
   };
   if (lane == 0) {
 #pragma unroll
-    for (int i = 0; i < Stage::kStages; ++i) BarrierInit(&ring.here[i], 1);
+    for (int i = 0; i < SkinnyRing::kStages; ++i) BarrierInit(&ring.here[i], 1);
     FenceBarrierInit();
     if (jobs_left > 0) enter();
-    for (int i = 0; i < Stage::kStages; ++i) ask(i);
+    for (int i = 0; i < SkinnyRing::kStages; ++i) ask(i);
   }
   __syncwarp();
   // Of FP8: the next unit's scale, on its way too, and where that of the one after it lies.
@@ -71,6 +73,7 @@ __device__ void StreamRuns(Ring& ring, int jobs, int units, int first, Cursor cu
   };
   if (F == Format::kFp8Block128 && jobs_left > 0) {
     scale_at = scale_of(cursor);
+    PrefetchToL2(scale_at);  // before the wait, behind which the load may be
     next_scale = __ldg(scale_at++);
   }
   ready();
@@ -180,7 +183,7 @@ __device__ void StreamRuns(Ring& ring, int jobs, int units, int first, Cursor cu
     if (filled == 0) {
       __syncwarp();  // all lanes have read the stage
       if (lane == 0) ask(slot);
-      if (++slot == Stage::kStages) slot = 0, phase ^= 1;
+      if (++slot == SkinnyRing::kStages) slot = 0, phase ^= 1;
     }
     if (unit < segment_end) continue;
     const bool last = unit == count;

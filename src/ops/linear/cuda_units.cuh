@@ -2,7 +2,6 @@
 // activations in shared memory, the ring through which a warp's weights stream.
 #pragma once
 
-#include "ops/cuda/candidates.h"
 #include "ops/cuda/hopper.cuh"
 #include "ops/linear/cuda_prepare.cuh"
 
@@ -82,10 +81,6 @@ __device__ inline uint4 LoadChunk(FreshRow<F> x) {
   return SharedAt<uint4>(x.at);
 }
 
-struct Unchanged {
-  __device__ float operator()(int, float v) const { return v; }
-};
-
 // Four units of a row on their way to a FreshRow, by a warp: eight lanes a unit, 16 inputs a lane.
 template <class T>
 struct FourUnits {
@@ -113,10 +108,9 @@ struct FourUnits {
     }
   }
 
-  // Quantises them (QuantiseUnit's values) and stores those that are wanted. change(i, v): applied
-  // to the lane's i-th input first.
-  template <Format F, class Change = Unchanged>
-  __device__ void Store(int first, int end, FreshRow<F> row, const Change& change = {}) const {
+  // Quantises them (QuantiseUnit's values) and stores those that are wanted.
+  template <Format F>
+  __device__ void Store(int first, int end, FreshRow<F> row) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, j = lane % 8;
     float v[kInputs], most = 0;
 #pragma unroll
@@ -125,8 +119,8 @@ struct FourUnits {
       LoadFour(reinterpret_cast<const T*>(raw) + 4 * i, four);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        v[4 * i + n] = change(4 * i + n, four[n]);
-        most = fmaxf(most, fabsf(v[4 * i + n]));
+        v[4 * i + n] = four[n];
+        most = fmaxf(most, fabsf(four[n]));
       }
     }
 #pragma unroll
@@ -160,26 +154,18 @@ struct FourUnits {
   }
 };
 
-// A warp's weights on their way: stages of whole units of one job. Two of about 4 KiB each or,
-// where a third block is to fit on a multiprocessor, three of about 2 KiB: while the warp works on
-// one of them as many bytes are on their way.
-template <Format F, bool kSmall>
+// A warp's weights on their way: stages of whole units of one job, of about 4 KiB each.
+template <Format F>
 struct SkinnyStage {
-  static constexpr int kFit = (kSmall ? 2048 : 4096) / (kTile * kUnitBytes<F>);
-  static constexpr int kUnits = kFit > 0 ? kFit : 1;
-  static constexpr int kStages = kSmall && kFit > 0 ? 3 : 2;
+  static constexpr int kUnits = 4096 / (kTile * kUnitBytes<F>);
   static constexpr int kCodes = kUnits * kTile * kUnitBytes<F>;
   static constexpr int kScales = F == Format::kFp4Block32 ? kUnits * kTile * 4 : 0;
   static constexpr int kBytes = kCodes + kScales;
 };
-// kLargest: of the formats that pass, the one with the largest stages.
-template <Format kLargest, bool kSmall>
 struct SkinnyRing {
-  template <Format F>
-  using Stage = SkinnyStage<F, kSmall>;
-  alignas(128) uint8_t bytes[Stage<kLargest>::kStages * Stage<kLargest>::kBytes];
-  uint64_t here[Stage<kLargest>::kStages];  // barriers of the stages
+  static constexpr int kStages = 2;
+  alignas(128) uint8_t bytes[kStages * SkinnyStage<Format::kFp4Block32>::kBytes];  // the largest
+  uint64_t here[kStages];  // barriers of the stages
 };
-using AnyRing = SkinnyRing<Format::kFp4Block32, false>;
 
 }  // namespace fathom::ops::cuda

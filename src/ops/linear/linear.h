@@ -45,9 +45,6 @@ struct LinearArgs {
   MatrixView y;  // [T, out]
   Numerics numerics = Numerics::kProduct;
   bool round_output = true;  // kProduct only: y -> bf16; false leaves f32 (compressor, gate, head)
-  // Null, but where Backend::LinearNormalises: [in], the product takes RmsNorm(x) with these
-  // weights (norm_rope_insert.h), the same bits as of a product of what RmsNorm stores.
-  const float* norm = nullptr;
 };
 
 void LinearReference(const LinearArgs& args);

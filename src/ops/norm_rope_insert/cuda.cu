@@ -1,5 +1,4 @@
 #include "ops/cuda/hopper.cuh"
-#include "ops/cuda/rms.cuh"
 #include "ops/norm_rope_insert/cuda.h"
 #include "ops/quantise/cuda.cuh"
 
@@ -38,6 +37,10 @@ struct InsertParams {
   int heads;
   int64_t units;  // tokens * (heads + 1)
   bool round_kv, round;
+  const int32_t* position;  // null: the key stays out of the ring
+  const int32_t* sequence;
+  const int32_t* slot;
+  PagedRows ring;
 };
 
 // A warp per head of a token; the unit past the last head is the key.
@@ -70,9 +73,14 @@ __global__ void Insert(T* q, const T* kv, InsertParams p) {
   for (int i = 0; i < kPerLane; ++i) v[i] = cuda::RoundIf(w[i] * (v[i] * r), p.round);
   Rotate(v, rope, lane, p.round);
   if (p.round_kv && p.rows.format == RowFormat::kBf16) cuda::RoundKvWarpRow(v, lane);
-  const auto row = static_cast<int32_t>(t);
-  cuda::EncodeWarpRow(p.rows.format, v, cuda::RowData(p.rows, 0, row),
-                      cuda::RowScale(p.rows, 0, row), lane);
+  const auto store = [&](const PagedRows& rows, int32_t block, int32_t row) {
+    cuda::EncodeWarpRow(p.rows.format, v, cuda::RowData(rows, block, row),
+                        cuda::RowScale(rows, block, row), lane);
+  };
+  store(p.rows, 0, static_cast<int32_t>(t));
+  if (p.position == nullptr) return;
+  const int32_t position = p.position[t];
+  if (position >= 0) store(p.ring, p.slot[p.sequence[t]], position % p.ring.rows_per_page);
 }
 
 // A warp per row of the step's last kWindow of every sequence.
@@ -96,22 +104,31 @@ __global__ void Commit(StepView step, PagedRows from, PagedRows ring) {
   }
 }
 
+constexpr int kNormThreads = 256;
+
 // A block per row. Each thread writes only the elements that it read: y may alias x.
 template <class T>
 __global__ void Norm(const T* x, int64_t x_stride, const float* weight, T* y, int64_t y_stride,
                      int n, bool round) {
   cuda::LetNextStart();
   cuda::WaitForPrevious();
-  __shared__ float partial[cuda::kRmsWarps];
+  __shared__ float partial[kNormThreads / 32];
   x += blockIdx.x * x_stride;
   y += blockIdx.x * y_stride;
   const auto thread = static_cast<int>(threadIdx.x);
-  float sum[1];
-  cuda::RmsPartials(x, 0, 0, n, sum);
-  if (thread % 32 == 0) partial[thread / 32] = sum[0];
+  float sum = 0.0f;
+  for (int i = thread; i < n; i += kNormThreads) {
+    const float v = cuda::ToFloat(x[i]);
+    sum += v * v;
+  }
+  sum = cuda::WarpSum(sum);
+  if (thread % 32 == 0) partial[thread / 32] = sum;
   __syncthreads();
-  const float r = cuda::RmsInverse(partial, n);
-  for (int i = thread; i < n; i += cuda::kRmsThreads) {
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kNormThreads / 32; ++w) total += partial[w];
+  const float r = 1.0f / sqrtf(total / static_cast<float>(n) + kNormEps);
+  for (int i = thread; i < n; i += kNormThreads) {
     y[i] = cuda::FromFloat<T>(cuda::RoundIf(weight[i] * (cuda::ToFloat(x[i]) * r), round));
   }
 }
@@ -134,6 +151,7 @@ __global__ void Tables(const int32_t* position, RopeFrequencies rope, float2* ta
 }  // namespace
 
 void NormRopeInsertCuda(const NormRopeInsertArgs& args, CudaStream stream) {
+  const StepView step = args.step == nullptr ? StepView{} : *args.step;
   const InsertParams params = {args.q.stride,
                                args.kv.stride,
                                args.kv_norm,
@@ -142,7 +160,11 @@ void NormRopeInsertCuda(const NormRopeInsertArgs& args, CudaStream stream) {
                                args.heads,
                                args.kv.rows * (args.heads + 1),
                                args.round_kv,
-                               args.numerics == Numerics::kProduct};
+                               args.numerics == Numerics::kProduct,
+                               step.position,
+                               step.sequence,
+                               step.slot,
+                               args.ring};
   cuda::WithActivationType(args.kv.dtype, [&]<class T>(T) {
     cuda::LaunchOverlapped(Insert<T>, cuda::Blocks(params.units, kWarps), kWarps * 32, 0, stream, 1,
                            static_cast<T*>(args.q.data), static_cast<const T*>(args.kv.data),
@@ -160,9 +182,9 @@ void WindowCommitCuda(const WindowCommitArgs& args, CudaStream stream) {
 
 void RmsNormCuda(const RmsNormArgs& args, CudaStream stream) {
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    cuda::LaunchOverlapped(Norm<T>, static_cast<unsigned>(args.x.rows), cuda::kRmsThreads, 0,
-                           stream, 1, static_cast<const T*>(args.x.data), args.x.stride,
-                           args.weight, static_cast<T*>(args.y.data), args.y.stride,
+    cuda::LaunchOverlapped(Norm<T>, static_cast<unsigned>(args.x.rows), kNormThreads, 0, stream, 1,
+                           static_cast<const T*>(args.x.data), args.x.stride, args.weight,
+                           static_cast<T*>(args.y.data), args.y.stride,
                            static_cast<int>(args.x.cols), args.numerics == Numerics::kProduct);
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());

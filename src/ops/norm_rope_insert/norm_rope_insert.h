@@ -12,6 +12,10 @@
 //
 // WindowCommit copies, for every sequence, the last min(tokens, 128) rows of step_rows into the
 // ring of its slot (row = position mod ring rows). Call it after attention has read the ring.
+//
+// Where every sequence has one token, a backend may do both at once (Backend::InsertCommits): the
+// row at p replaces that of p - ring rows, and attention reads p-127 .. p-1 of a ring of 128 rows
+// or more, p itself from step_rows.
 #pragma once
 
 #include "core/matrix.h"
@@ -23,7 +27,7 @@
 namespace fathom::ops {
 
 struct NormRopeInsertArgs {
-  MatrixView q;                    // [T, H*512] in/out; none where attention rotates (heads 0)
+  MatrixView q;                    // [T, H*512] in/out
   MatrixView kv;                   // [T, 512]
   const float* kv_norm = nullptr;  // [512]
   const float* rope = nullptr;     // [T, 64] cos/sin rows of rope.h at each token's position
@@ -31,6 +35,9 @@ struct NormRopeInsertArgs {
   int heads = 0;                   // H
   bool round_kv = true;
   Numerics numerics = Numerics::kProduct;
+  // Of a backend that commits too, else null. A token at position -1 is padding: not committed.
+  const StepView* step = nullptr;
+  PagedRows ring;  // as WindowCommit's
 };
 
 void NormRopeInsertReference(const NormRopeInsertArgs& args);

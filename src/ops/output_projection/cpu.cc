@@ -54,8 +54,7 @@ void OutputProjectionCpu(const OutputProjectionArgs& args, ThreadPool& pool) {
   const bool product = args.numerics == Numerics::kProduct;
 
   const RotateHeads rotate = CurrentRotateHeads();
-  const int64_t rotated = args.rope == nullptr ? 0 : rows;
-  pool.ParallelFor(rotated, std::max(1, 256 / args.heads), [&](int64_t begin, int64_t end, int) {
+  pool.ParallelFor(rows, std::max(1, 256 / args.heads), [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       rotate(args.o.f32_row(t), args.heads, args.rope + t * kRopeDim, product);
     }

@@ -59,14 +59,12 @@ void OutputProjectionCuda(const OutputProjectionArgs& args, void* scratch, CudaS
           "wo_a has another shape than [groups * rank, 512 * heads / groups]");
 
   const int64_t count = args.o.rows * args.heads * kPairs;
-  if (args.rope != nullptr) {
-    WithActivationType(args.o.dtype, [&](auto type) {
-      using T = decltype(type);
-      LaunchOverlapped(InverseRotateKernel<T>, Blocks(count, 256), 256, 0, stream, 1,
-                       static_cast<T*>(args.o.data), args.o.stride, args.rope, args.heads, count,
-                       product);
-    });
-  }
+  WithActivationType(args.o.dtype, [&](auto type) {
+    using T = decltype(type);
+    LaunchOverlapped(InverseRotateKernel<T>, Blocks(count, 256), 256, 0, stream, 1,
+                     static_cast<T*>(args.o.data), args.o.stride, args.rope, args.heads, count,
+                     product);
+  });
 
   WithActivationType(args.y.dtype, [&](auto type) {
     using T = decltype(type);

@@ -17,7 +17,7 @@ namespace fathom::ops {
 
 struct OutputProjectionArgs {
   MatrixView o;                 // [T, H*512] in/out
-  const float* rope = nullptr;  // [T, 64]; null: attention has rotated o already
+  const float* rope = nullptr;  // [T, 64]
   int heads = 0;
   int groups = 0;
   const LinearWeight* wo_a = nullptr;  // [G*R, 512*H/G]; packed by PackLinearCpu

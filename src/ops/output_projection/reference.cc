@@ -9,7 +9,7 @@ void OutputProjectionReference(const OutputProjectionArgs& args) {
   const int64_t rank = args.wo_a->out / args.groups;
   for (int64_t t = 0; t < args.o.rows; ++t) {
     float* o = args.o.f32_row(t);
-    for (int h = 0; args.rope != nullptr && h < args.heads; ++h) {
+    for (int h = 0; h < args.heads; ++h) {
       float* rope = o + h * kHeadDim + kNopeDim;
       RotateRow(rope, args.rope + t * kRopeDim, /*inverse=*/true);
       if (!product) continue;

@@ -21,60 +21,10 @@ struct RouterParams {
 
 constexpr int kThreads = 256;
 
-// A block per token; the first warp chooses. Shared: scores [E], then Key of the biased ones [E].
-__global__ void __launch_bounds__(kThreads) Route(RouterParams p) {
-  extern __shared__ double scores[];
-  auto* const keys = reinterpret_cast<unsigned*>(scores + p.experts);
-  cuda::LetNextStart();
-  cuda::WaitForPrevious();
-  const int64_t t = blockIdx.x;
-  const auto thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const float* logits = p.logits + t * p.stride;
-  const bool learned = p.tid2eid == nullptr;
-  if (learned) {
-    for (int e = thread; e < p.experts; e += kThreads) {
-      scores[e] = Score(logits[e]);
-      keys[e] = Key(static_cast<float>(scores[e]) + p.bias[e]);
-    }
-    __syncthreads();
-  }
-  if (thread >= 32) return;
-  int mine = -1;  // the expert this lane holds, lanes below top_k
-  if (learned) {
-    for (int round = 0; round < p.top_k; ++round) {
-      unsigned best = 0;
-      int at = p.experts;
-      for (int e = lane; e < p.experts; e += 32) {
-        if (keys[e] > best) best = keys[e], at = e;
-      }
-      const unsigned most = __reduce_max_sync(kAll, best);
-      at = __reduce_min_sync(kAll, best == most ? at : p.experts);
-      if (at == p.experts) at = round;  // only NaN is left: any expert, but one that exists
-      if (lane == round) mine = at;
-      if (lane == 0) keys[at] = 0;
-      __syncwarp();
-    }
-  } else if (lane < p.top_k) {
-    mine = static_cast<int>(p.tid2eid[int64_t{p.token[t]} * p.top_k + lane]);
-  }
-  // Rank by id: the order in which experts are written (and summed).
-  int rank = 0;
-  for (int i = 0; i < p.top_k; ++i) {
-    const int other = __shfl_sync(kAll, mine, i);
-    rank += other < mine || (other == mine && i < lane);
-  }
-  const double score = lane >= p.top_k ? 0.0 : learned ? scores[mine] : Score(logits[mine]);
-  double sum = score;
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAll, sum, offset);
-  if (lane < p.top_k) {
-    p.chosen[t * p.top_k + rank] = mine;
-    p.weights[t * p.top_k + rank] = static_cast<float>(score / sum * p.scale);
-  }
-}
-
-// The same with keys in registers, of at most 32 kSlots experts. Shared: scores, keys.
+// A block per token; the first warp chooses, of at most 32 kSlots experts. Shared: scores [E], then
+// Key of the biased ones [E].
 template <int kSlots>
-__global__ void __launch_bounds__(kThreads) RouteHeld(RouterParams p) {
+__global__ void __launch_bounds__(kThreads) Route(RouterParams p) {
   extern __shared__ double scores[];
   auto* const keys = reinterpret_cast<unsigned*>(scores + p.experts);
   constexpr int kEach = (32 * kSlots + kThreads - 1) / kThreads;  // experts of a thread
@@ -119,21 +69,20 @@ __global__ void __launch_bounds__(kThreads) RouteHeld(RouterParams p) {
     mine = static_cast<int>(p.tid2eid[int64_t{p.token[t]} * p.top_k + lane]);
   }
   const double score = lane >= p.top_k ? 0.0 : learned ? scores[mine] : Score(logits[mine]);
-  WriteRoute(mine, score, p.top_k, p.scale, true, p.chosen + t * p.top_k, p.weights + t * p.top_k);
+  WriteRoute(mine, score, p.top_k, p.scale, p.chosen + t * p.top_k, p.weights + t * p.top_k);
 }
 
 }  // namespace
 
-void RouterCuda(const RouterArgs& args, CudaStream stream, bool held) {
+void RouterCuda(const RouterArgs& args, CudaStream stream) {
   const RouterParams params = {
       args.logits.f32(), args.logits.stride, static_cast<int>(args.logits.cols),
       args.bias,         args.tid2eid,       args.token,
       args.top_k,        args.scale,         args.experts,
       args.weights};
-  const auto kernel = !held || params.experts > 512 ? Route
-                      : params.experts <= 256       ? RouteHeld<8>
-                      : params.experts <= 384       ? RouteHeld<12>
-                                                    : RouteHeld<16>;
+  const auto kernel = params.experts <= 256   ? Route<8>
+                      : params.experts <= 384 ? Route<12>
+                                              : Route<kRouterCudaExperts / 32>;
   cuda::LaunchOverlapped(kernel, static_cast<unsigned>(args.logits.rows), kThreads,
                          params.experts * static_cast<int64_t>(sizeof(double) + sizeof(unsigned)),
                          stream, 1, params);

@@ -53,10 +53,9 @@ __device__ int Choose(unsigned (&key)[kSlots], int experts, int top_k) {
 }
 
 // What is written of a token, by a warp whose lanes below top_k have an expert each and its score,
-// the others a score of 0. kRehearses: it may be called in vain, without `write`.
-template <bool kRehearses = false>
-__device__ void WriteRoute(int mine, double score, int top_k, float scale, bool write,
-                           int32_t* chosen, float* weights) {
+// the others a score of 0.
+__device__ inline void WriteRoute(int mine, double score, int top_k, float scale, int32_t* chosen,
+                                  float* weights) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // Rank by id: the order in which experts are written (and summed).
   int rank = 0;
@@ -69,12 +68,8 @@ __device__ void WriteRoute(int mine, double score, int top_k, float scale, bool 
   for (int offset = top_k <= 8 ? 4 : 16; offset > 0; offset /= 2)
     sum += __shfl_xor_sync(kAll, sum, offset);
   if (lane < top_k) {
-    const auto weight = static_cast<float>(score / sum * scale);
-    if constexpr (kRehearses) asm volatile("" ::"f"(weight), "r"(rank));  // in vain, but computed
-    if (write) {
-      chosen[rank] = mine;
-      weights[rank] = weight;
-    }
+    chosen[rank] = mine;
+    weights[rank] = static_cast<float>(score / sum * scale);
   }
 }
 

@@ -49,7 +49,6 @@ struct GateParams {
   int32_t* chosen;
   float* weights;
   int stages;  // units of a warp that fit in shared memory
-  bool rehearse;
 };
 
 // Dynamic shared memory: GateShared; scores [rows][padded experts] f64 and keys u32 likewise, which
@@ -276,7 +275,6 @@ __global__ void __launch_bounds__(32 * kSegments * (kResident ? 1 : 2), 1) Gate(
                                      (sizeof(double) + (learned ? sizeof(unsigned) : 0)));
     cuda::FenceBarrierInit();
   }
-  __syncwarp();
 
   // The logit whose segments the thread adds: row, place in the block, expert.
   const int of_tile = kTile * p.rows, of_half = kResident ? 0 : kTile / 2 * p.rows;
@@ -288,60 +286,49 @@ __global__ void __launch_bounds__(32 * kSegments * (kResident ? 1 : 2), 1) Gate(
   if (thread >= of_tile + of_half || expert >= p.experts) expert = -1;
   const float bias = learned && expert >= 0 ? p.bias[expert] : 0.0f;
 
-  int mine = lane < p.top_k ? 0 : -1;  // in hash layers
-  // The first time is the rehearsal: all that follows the product, with whatever is in memory and
-  // without a store to other blocks or to the result. It brings the code, which other kernels have
-  // driven out of the caches, while the kernel in front runs and the weights come.
-#pragma unroll 1
-  for (int time = p.rehearse ? 0 : 1; time < 2; ++time) {
-    const bool counts = time == 1;
-    if (counts) {
-      __syncwarp();
-      ClusterArrive();
-      cuda::WaitForPrevious();
-      float sum[4] = {};
-      segment.Run(sum, [&] {
-        if (rank != 0 || learned || warp >= p.rows || lane >= p.top_k) return;
-        mine = static_cast<int>(p.tid2eid[int64_t{p.token[warp]} * p.top_k + lane]);
-      });
+  __syncwarp();
+  ClusterArrive();
+  cuda::WaitForPrevious();
+  int mine = -1;
+  float sum[4] = {};
+  segment.Run(sum, [&] {
+    if (rank != 0 || learned || warp >= p.rows || lane >= p.top_k) return;
+    mine = static_cast<int>(p.tid2eid[int64_t{p.token[warp]} * p.top_k + lane]);
+  });
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int t = cuda::MmaRow(i), o = cuda::MmaOutput(i);
-        if (t >= p.rows || (half && o >= kTile / 2)) continue;
-        shared.part[index][t][half ? kTile + o : o] = sum[i];
-      }
-      ClusterWait();
-      __syncthreads();
-    }
-    if (expert >= 0) {
-      float logit = 0;
-#pragma unroll
-      for (int s = 0; s < kSegments; ++s)
-        logit += shared.part[s][row][second ? kTile + output : output];
-      const double score = Score(logit);
-      const unsigned key = Key(static_cast<float>(score) + bias);
-      asm volatile("" ::"d"(score), "r"(key));  // in the rehearsal, too
-      if (counts) {
-        SendToFirst(scores + row * padded + expert, score, &shared.arrived);
-        if (learned) SendToFirst(keys + row * padded + expert, key, &shared.arrived);
-      }
-    }
-    if (rank != 0 || warp >= p.rows) continue;
-    // Nobody stores in a block that has ended: this warp waits for everything that comes.
-    if (counts) cuda::BarrierWaitCluster(&shared.arrived, 0);
-    if (learned) {
-      unsigned key[kSlots];
-#pragma unroll
-      for (int j = 0; j < kSlots; ++j) {
-        const int e = 32 * j + lane;
-        key[j] = e < p.experts ? keys[warp * padded + e] : 0;
-      }
-      mine = Choose(key, p.experts, p.top_k);
-    }
-    const double score = lane < p.top_k ? scores[warp * padded + mine] : 0.0;
-    WriteRoute<true>(mine, score, p.top_k, p.scale, counts, p.chosen + warp * p.top_k,
-                     p.weights + warp * p.top_k);
+  for (int i = 0; i < 4; ++i) {
+    const int t = cuda::MmaRow(i), o = cuda::MmaOutput(i);
+    if (t >= p.rows || (half && o >= kTile / 2)) continue;
+    shared.part[index][t][half ? kTile + o : o] = sum[i];
   }
+  ClusterWait();
+  __syncthreads();
+  if (expert >= 0) {
+    float logit = 0;
+#pragma unroll
+    for (int s = 0; s < kSegments; ++s)
+      logit += shared.part[s][row][second ? kTile + output : output];
+    const double score = Score(logit);
+    SendToFirst(scores + row * padded + expert, score, &shared.arrived);
+    if (learned) {
+      const unsigned key = Key(static_cast<float>(score) + bias);
+      SendToFirst(keys + row * padded + expert, key, &shared.arrived);
+    }
+  }
+  if (rank != 0 || warp >= p.rows) return;
+  // Nobody stores in a block that has ended: this warp waits for everything that comes.
+  cuda::BarrierWaitCluster(&shared.arrived, 0);
+  if (learned) {
+    unsigned key[kSlots];
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      const int e = 32 * j + lane;
+      key[j] = e < p.experts ? keys[warp * padded + e] : 0;
+    }
+    mine = Choose(key, p.experts, p.top_k);
+  }
+  const double score = lane < p.top_k ? scores[warp * padded + mine] : 0.0;
+  WriteRoute(mine, score, p.top_k, p.scale, p.chosen + warp * p.top_k, p.weights + warp * p.top_k);
 }
 
 }  // namespace
@@ -350,14 +337,13 @@ bool GateAndRouteCudaTakes(const LinearArgs& gate, const RouterArgs& route) {
   const LinearWeight& w = *gate.weight;
   const MatrixView& x = gate.x;
   return gate.numerics == Numerics::kProduct && w.format == WeightFormat::kBF16 &&
-         gate.norm == nullptr && !gate.round_output && w.out <= kMostExperts && x.rows >= 1 &&
-         x.rows <= kRows && x.dtype == DType::kBF16 && x.cols % 8 == 0 && x.stride % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && route.top_k <= 32 &&
+         !gate.round_output && w.out <= kMostExperts && x.rows >= 1 && x.rows <= kRows &&
+         x.dtype == DType::kBF16 && x.cols % 8 == 0 && x.stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && route.top_k <= kRouterCudaChosen &&
          route.logits.dtype == DType::kF32;
 }
 
-void GateAndRouteCuda(const LinearArgs& gate, const RouterArgs& route, CudaStream stream,
-                      const GateWay& way) {
+void GateAndRouteCuda(const LinearArgs& gate, const RouterArgs& route, CudaStream stream) {
   const CudaWeightView& w = PackedCuda(*gate.weight).view;
   GateParams params = {.data = w.data,
                        .experts = w.out,
@@ -373,14 +359,12 @@ void GateAndRouteCuda(const LinearArgs& gate, const RouterArgs& route, CudaStrea
                        .scale = route.scale,
                        .chosen = route.experts,
                        .weights = route.weights,
-                       .stages = 0,
-                       .rehearse = way.rehearse};
+                       .stages = 0};
   const int fixed = static_cast<int>(sizeof(GateShared)) + IncomingBytes(params.rows, w.out);
   const bool halves = w.out > kCluster * kTile;
   const int of_stage = kSegments * kUnitCodes * (halves ? 3 : 2) / 2;
   const int count = (params.units + kSegments - 1) / kSegments;  // of the longest segment
-  params.stages =
-      std::max(1, std::min({count, kMostStages, way.stages, (kMostShared - fixed) / of_stage}));
+  params.stages = std::max(1, std::min({count, kMostStages, (kMostShared - fixed) / of_stage}));
   const auto launch = [&](auto kernel, unsigned threads) {
     const int64_t shared = fixed + int64_t{params.stages} * of_stage;
     cuda::AllowShared(kernel, shared);

@@ -3,8 +3,8 @@
 // through all segments of the token, or, when there are too few tokens to fill the device, it
 // computes one segment and a second kernel merges them in order. Rows are read where they lie.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <array>
+#include <cmath>
 
 #include "ops/sparse_attention/cores.cuh"
 #include "ops/sparse_attention/cuda.h"
@@ -168,112 +168,104 @@ int SegmentsOf(const SparseAttentionArgs& args) {
   return static_cast<int>(1 + (CompressedEntries(args) + kCudaSegment - 1) / kCudaSegment);
 }
 
-template <bool kFp8>
-void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, CudaStream stream) {
-  p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
-  const auto entries = static_cast<int>(kWindow + CompressedEntries(args));
-  const auto cluster =
-      static_cast<unsigned>(AttentionRanges(TilesOf(entries), kRangeTiles, MaxRanges(false)));
-  AllowShared(AttendRows<kFp8, false>, kAttendRowsBytes<false>);
-  LaunchOverlapped(AttendRows<kFp8, false>, dim3(cluster * p.groups * p.step.num_tokens),
-                   kAttendRowsThreads, kAttendRowsBytes<false>, stream, cluster, p);
-}
+// Ranges that the tokens of a launch may keep in memory.
+constexpr int64_t kKeptRanges = 2304;
 
-// How many clusters of so many blocks of the candidate kernel the device runs at once; makes it
-// ready for them.
+// How many clusters of so many blocks the device runs at once; makes the kernel ready for them.
 template <bool kFp8>
-int Clusters(int blocks) {
-  constexpr auto kKernel = AttendRows<kFp8, true>;
-  AllowShared(kKernel, kAttendRowsBytes<true>);
+int FindClusters(int blocks) {
+  AllowShared(AttendRows<kFp8>, kAttendRowsBytes);
   FATHOM_CUDA_CHECK(
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+      cudaFuncSetAttribute(AttendRows<kFp8>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = kAttendRowsThreads;
-  config.dynamicSmemBytes = kAttendRowsBytes<true>;
+  config.dynamicSmemBytes = kAttendRowsBytes;
   config.attrs = &attribute;
   config.numAttrs = 1;
   int clusters = 0;
-  if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config) == cudaSuccess) return clusters;
+  if (cudaOccupancyMaxActiveClusters(&clusters, AttendRows<kFp8>, &config) == cudaSuccess) {
+    return clusters;
+  }
   (void)cudaGetLastError();
   return 0;
 }
 
-// How many ranges a token may have where nobody says it: as many as let eight tokens run at once.
-// The parts of an H200 that clusters live in differ in their multiprocessors, so that clusters of
-// 16 may be fewer than eight, and a batch of eight would take twice the time. Found once for the
-// process: a token's bits depend on it.
-int MostRanges() {
-  constexpr int kTokens = 8;
-  static const int most = [] {
-    int ranges = MaxRanges(true);
-    while (ranges > MaxRanges(false) &&
-           (Clusters<true>(ranges) < kTokens || Clusters<false>(ranges) < kTokens)) {
-      --ranges;
-    }
-    return ranges;
+template <bool kFp8>
+int ClustersAtOnce(int blocks) {
+  static const auto found = [] {
+    std::array<int, kMaxRanges + 1> clusters = {};
+    for (int i = 1; i <= kMaxRanges; ++i) clusters[i] = FindClusters<kFp8>(i);
+    return clusters;
   }();
-  return most;
+  return found[blocks];
+}
+
+// How many blocks share a token's ranges, by their estimated time in tiles (measured on an H200): a
+// block spends 4.5 on its beginning and its end, 0.6 on a range that it keeps and as much on adding
+// up those of a token.
+template <bool kFp8>
+int ChooseBlocks(int64_t pairs, int tiles) {
+  const int ranges = AttentionRanges(tiles);
+  const auto per = [](int64_t n, int64_t of) { return static_cast<double>((n + of - 1) / of); };
+  const double range_tiles = static_cast<double>(tiles) / ranges;
+  constexpr double kEnds = 4.5, kKept = 0.6;
+  int best = 1;
+  double least = 0;
+  for (int blocks = 1; blocks <= ranges; ++blocks) {
+    const int at_once = ClustersAtOnce<kFp8>(blocks);
+    if (at_once == 0) continue;
+    const double of_block = per(ranges, blocks);
+    const double merging = blocks < ranges ? kKept * ranges / blocks : 0;
+    const double time = per(pairs, at_once) * (std::ceil(of_block * range_tiles) + kEnds +
+                                               kKept * (of_block - 1) + merging);
+    if (blocks == 1 || time < least) {
+      least = time;
+      best = blocks;
+    }
+  }
+  return best;
 }
 
 template <bool kFp8>
-void LaunchCandidate(const SparseAttentionArgs& args, AttentionParams p,
-                     const AttentionTrial& trial, CudaStream stream) {
-  constexpr int kMostTokens = 65'535;  // of a grid
+void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, void* scratch, int blocks,
+                CudaStream stream) {
+  constexpr int64_t kMostTokens = 65'535;  // of a grid
   p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
-  p.range_tiles = trial.range_tiles;
-  p.max_ranges = trial.max_ranges > 0 ? trial.max_ranges : MostRanges();
-  p.prefetch = trial.prefetch;
-  const auto entries = static_cast<int>(kWindow + CompressedEntries(args));
-  const auto cluster =
-      static_cast<unsigned>(AttentionRanges(TilesOf(entries), p.range_tiles, p.max_ranges));
-  AllowShared(AttendRows<kFp8, true>, kAttendRowsBytes<true>);
-  if (cluster > MaxRanges(false)) {
-    FATHOM_CUDA_CHECK(cudaFuncSetAttribute(AttendRows<kFp8, true>,
-                                           cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  const int tiles = TilesOf(static_cast<int>(kWindow + CompressedEntries(args)));
+  p.kept = scratch;
+  p.max_ranges = AttentionRanges(tiles);
+  p.blocks = blocks > 0 ? std::min(blocks, p.max_ranges)
+                        : ChooseBlocks<kFp8>(int64_t{p.step.num_tokens} * p.groups, tiles);
+  (void)ClustersAtOnce<kFp8>(p.blocks);  // the kernel is ready for any number
+  int64_t at_once = kMostTokens;
+  if (p.blocks < p.max_ranges) at_once = kKeptRanges / (int64_t{p.max_ranges} * p.groups);
+  const auto wide = static_cast<unsigned>(p.blocks);
+  for (int64_t first = 0; first < p.step.num_tokens; first += at_once) {
+    p.first_token = static_cast<int32_t>(first);
+    const dim3 grid(wide, static_cast<unsigned>(p.groups),
+                    static_cast<unsigned>(std::min(p.step.num_tokens - first, at_once)));
+    LaunchOverlapped(AttendRows<kFp8>, grid, kAttendRowsThreads, kAttendRowsBytes, stream, wide, p);
   }
-  for (p.first_token = 0; p.first_token < p.step.num_tokens; p.first_token += kMostTokens) {
-    const int tokens = std::min(p.step.num_tokens - p.first_token, kMostTokens);
-    LaunchOverlapped(AttendRows<kFp8, true>, dim3(cluster, p.groups, tokens), kAttendRowsThreads,
-                     kAttendRowsBytes<true>, stream, cluster, p);
-  }
-}
-
-template <bool kFp8>
-void LaunchTrial(const SparseAttentionArgs& args, const AttentionParams& p,
-                 const AttentionTrial& trial, CudaStream stream) {
-  if (trial.candidate) return LaunchCandidate<kFp8>(args, p, trial, stream);
-  LaunchRows<kFp8>(args, p, stream);
 }
 
 }  // namespace
 }  // namespace cuda
 
-int64_t SparseAttentionCudaScratchBytes() {
-  return cuda::kMaxPartials * cuda::kPartialFloats * int64_t{sizeof(float)};
-}
+static_assert(kSparseAttentionCudaScratchBytes ==
+              cuda::kKeptRanges * int64_t{sizeof(cuda::KeptRange)});
+static_assert(kSparseAttentionCudaScratchBytes >=
+              cuda::kMaxPartials * cuda::kPartialFloats * int64_t{sizeof(float)});
 
-bool SparseAttentionCudaFuses(const SparseAttentionArgs& args) {
-  const auto all_rows_are = [&](RowFormat format) {
-    return args.step_rows.format == format && args.ring.format == format &&
-           (args.compressed.base == nullptr || args.compressed.format == format);
-  };
-  return args.numerics == Numerics::kProduct && args.q.dtype == DType::kBF16 &&
-         args.out.dtype == DType::kBF16 &&
-         (all_rows_are(RowFormat::kFp8Main) || all_rows_are(RowFormat::kBf16));
-}
-
-static_assert(AttentionTrial().range_tiles == cuda::kRangeTiles);
-
-int SparseAttentionCudaClusters(int ranges) {
-  return cuda::Clusters<true>(ranges);
+int SparseAttentionCudaClusters(int blocks) {
+  return cuda::ClustersAtOnce<true>(blocks);
 }
 
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
-                         const AttentionTrial& trial) {
+                         int blocks) {
   if (args.step->num_tokens == 0) return;
   cuda::AttentionParams p;
   p.step = *args.step;
@@ -294,20 +286,21 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
   p.counts = args.counts;
   p.top_k = args.top_k;
   p.sink = args.sink;
-  p.rope = args.rope;
   p.product = args.numerics == Numerics::kProduct;
   p.partials = static_cast<float*>(scratch);
   p.max_segments = cuda::SegmentsOf(args);
-  if (!SparseAttentionCudaFuses(args)) {
-    if (args.rope != nullptr) {
-      std::fprintf(stderr, "fathom: sparse attention on CUDA: rope where it is not fused\n");
-      std::abort();
-    }
-    cuda::Launch<cuda::F32Core>(p, stream);
-  } else if (p.step_rows.format == RowFormat::kFp8Main) {
-    cuda::LaunchTrial<true>(args, p, trial, stream);
+  const auto all_rows_are = [&](RowFormat format) {
+    return args.step_rows.format == format && args.ring.format == format &&
+           (args.compressed.base == nullptr || args.compressed.format == format);
+  };
+  const bool on_tensor_cores = args.numerics == Numerics::kProduct &&
+                               args.q.dtype == DType::kBF16 && args.out.dtype == DType::kBF16;
+  if (on_tensor_cores && all_rows_are(RowFormat::kFp8Main)) {
+    cuda::LaunchRows<true>(args, p, scratch, blocks, stream);
+  } else if (on_tensor_cores && all_rows_are(RowFormat::kBf16)) {
+    cuda::LaunchRows<false>(args, p, scratch, blocks, stream);
   } else {
-    cuda::LaunchTrial<false>(args, p, trial, stream);
+    cuda::Launch<cuda::F32Core>(p, stream);
   }
   FATHOM_CUDA_CHECK(cudaGetLastError());
 }

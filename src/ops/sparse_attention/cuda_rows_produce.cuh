@@ -69,7 +69,6 @@ __device__ inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
 // that are no NaN. most: per half the largest magnitude of a code so far; a NaN's is kNanMagnitude.
 constexpr uint32_t kPlainScale = 254 - 120;
 constexpr uint32_t kNanMagnitude = 0x07f0;
-template <bool kCandidate>
 __device__ inline void ExpandPlain(const uint4& codes, uint32_t ue8m0, uint4 (&out)[2],
                                    uint32_t* most) {
   // A code's exponent field in bf16's place is too small by 2^120.
@@ -78,22 +77,14 @@ __device__ inline void ExpandPlain(const uint4& codes, uint32_t ue8m0, uint4 (&o
   uint32_t expanded[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    uint32_t a, b;            // magnitudes
-    uint32_t a_sign, b_sign;  // with a word's signs
-    if constexpr (kCandidate) {
-      // Codes in the upper bytes of the halves: signs are where they belong, and magnitudes shift
-      // within the half, whose lower byte is zero.
-      a_sign = __byte_perm(words[i], 0, 0x1404), b_sign = __byte_perm(words[i], 0, 0x3424);
-      a = (a_sign >> 4) & 0x07f007f0u, b = (b_sign >> 4) & 0x07f007f0u;
-    } else {
-      const uint32_t low = __byte_perm(words[i], 0, 0x4140);
-      const uint32_t high = __byte_perm(words[i], 0, 0x4342);
-      a = (low * 16) & 0x07f007f0u, b = (high * 16) & 0x07f007f0u;
-      a_sign = low * 256, b_sign = high * 256;
-    }
+    // Codes in the upper bytes of the halves: signs are where they belong, and magnitudes shift
+    // within the half, whose lower byte is zero.
+    const uint32_t low = __byte_perm(words[i], 0, 0x1404);
+    const uint32_t high = __byte_perm(words[i], 0, 0x3424);
+    const uint32_t a = (low >> 4) & 0x07f007f0u, b = (high >> 4) & 0x07f007f0u;
     *most = __vimax3_u16x2(*most, a, b);
-    expanded[2 * i] = MultiplyPair((a_sign & 0x80008000u) | a, factor);
-    expanded[2 * i + 1] = MultiplyPair((b_sign & 0x80008000u) | b, factor);
+    expanded[2 * i] = MultiplyPair((low & 0x80008000u) | a, factor);
+    expanded[2 * i + 1] = MultiplyPair((high & 0x80008000u) | b, factor);
   }
   out[0] = {expanded[0], expanded[1], expanded[2], expanded[3]};
   out[1] = {expanded[4], expanded[5], expanded[6], expanded[7]};
@@ -145,7 +136,7 @@ __device__ inline int QuickDivide(int n, int d) {
 
 // 8 warps, each 8 rows of every tile, four lanes a row. The block of a row is asked for a tile
 // before the row, which row it is a tile earlier still.
-template <bool kFp8, bool kCandidate>
+template <bool kFp8>
 struct Producer {
   const AttentionParams& p;
   const Entries& entries;
@@ -165,11 +156,7 @@ struct Producer {
     cache_row = CompressedRow(p, entries, entry);
     row_after = CompressedRow(p, entries, entry + kTileRows);
     ring_row = entries.window_begin;
-    if constexpr (kCandidate) {
-      ring_row -= QuickDivide(ring_row, p.ring.rows_per_page) * p.ring.rows_per_page;
-    } else {
-      ring_row %= p.ring.rows_per_page;
-    }
+    ring_row -= QuickDivide(ring_row, p.ring.rows_per_page) * p.ring.rows_per_page;
     block = BlockOf(p, entries, cache_row);
   }
 
@@ -235,84 +222,19 @@ __device__ inline void ExpandAnyRow(const Producer& producer, const std::byte* d
   }
 }
 
+// Tiles [first_tile, last_tile). Rows are on their way to L2 more than a tile before they are
+// fetched, and a piece's codes are read while the piece before it is expanded.
 __device__ inline void ProduceFp8(const AttentionParams& p, const Entries& entries, int first_tile,
                                   int last_tile, TileRing& ring, StagedCodes& staged,
                                   TileBarriers& barriers) {
-  Producer<true, false> producer(p, entries, first_tile);
-  uint4* const mine = &staged.pieces[0][threadIdx.x - kConsumerThreads];
-  uint4 last, rope[2];  // the last piece of codes, and what is bf16
-  const auto stage_piece = [&](const std::byte* data, int i) {
-    CopyAsync16(SharedAddress(mine + i * kProducerThreads),
-                data == nullptr ? p.step_rows.base : data + 64 * i + 16 * producer.part,
-                data != nullptr);
-  };
-  const auto ask_rest = [&](const std::byte* data) {
-    last = LoadNow(data + 64 * kStagedPieces + 16 * producer.part, data != nullptr);
-    rope[0] = LoadNow(data + kNopeDim + 32 * producer.part, data != nullptr);
-    rope[1] = LoadNow(data + kNopeDim + 32 * producer.part + 16, data != nullptr);
-  };
-  uint2 next_scales = {0, 0};
-  const std::byte* next = nullptr;
-  // The round before the first tile only asks.
-#pragma unroll 1
-  for (int tile = first_tile - 1; tile < last_tile; ++tile) {
-    const int count = tile - first_tile;
-    const int stage = count % kStages;
-    char* const keys = ring.keys[count < 0 ? 0 : stage];
-    const std::byte* const data = next;
-    const uint2 scales = next_scales;
-    const RowAddress at = producer.Next();
-    next = tile + 1 < last_tile ? at.data : nullptr;
-    next_scales = next == nullptr ? uint2{0, 0} : __ldg(reinterpret_cast<const uint2*>(at.scales));
-    if (count >= kStages) BarrierWait(&barriers.empty[stage], (count / kStages - 1) & 1);
-    uint32_t most = 0;
-    const auto expand = [&](const uint4& codes, int i) {
-      const uint32_t scale =
-          __byte_perm(scales.x, scales.y, static_cast<uint32_t>(i) | 0x4440u) & 0xffu;
-      uint4 out[2];
-      ExpandPlain<false>(codes, scale, out, &most);
-      producer.Store(keys + i * kPanelBytes, 0, out[0]);
-      producer.Store(keys + i * kPanelBytes, 1, out[1]);
-    };
-    if (count >= 0) {
-      producer.Store(keys + 7 * kPanelBytes, 0, rope[0]);
-      producer.Store(keys + 7 * kPanelBytes, 1, rope[1]);
-      expand(last, kStagedPieces);
-    }
-    ask_rest(next);
-    CopyAsyncWaitFor<0>();
-#pragma unroll 2
-    for (int i = 0; i < kStagedPieces; ++i) {
-      const uint4 codes = mine[i * kProducerThreads];
-      stage_piece(next, i);
-      if (count >= 0) expand(codes, i);
-    }
-    CopyAsyncCommit();
-    if (count < 0) continue;
-    const bool large = (__vcmpgtu4(scales.x, kPlainScale * 0x01010101u) |
-                        __vcmpgtu4(scales.y & 0x00ffffffu, kPlainScale * 0x01010101u)) != 0;
-    if (data != nullptr &&
-        (large || (most & 0xffffu) == kNanMagnitude || most >> 16 == kNanMagnitude)) {
-      ExpandAnyRow(producer, data, scales, keys);
-    }
-    FenceForWgmma();
-    WarpArrive(&barriers.full[stage]);
-  }
-}
-
-// The same with rows on their way to L2 more than a tile before they are fetched, and with a
-// piece's codes read while the piece before it is expanded.
-__device__ inline void ProduceFp8Ahead(const AttentionParams& p, const Entries& entries,
-                                       int first_tile, int last_tile, TileRing& ring,
-                                       StagedCodes& staged, TileBarriers& barriers) {
-  Producer<true, true> producer(p, entries, first_tile);
+  Producer<true> producer(p, entries, first_tile);
   uint4* const mine = &staged.pieces[0][threadIdx.x - kConsumerThreads];
   uint4 last, rope[2];  // the last piece of codes, and what is bf16
   uint2 next_scales = {0, 0};
   const std::byte* next = nullptr;
   const int32_t second_block = BlockOf(p, entries, producer.row_after);  // beside the first
   RowAddress ahead = producer.Address();
-  if (p.prefetch) producer.Prefetch(ahead);
+  producer.Prefetch(ahead);
   producer.Advance(second_block);
   // The round before the first tile only asks.
 #pragma unroll 1
@@ -326,14 +248,14 @@ __device__ inline void ProduceFp8Ahead(const AttentionParams& p, const Entries& 
     next_scales =
         next == nullptr ? uint2{0, 0} : __ldg(reinterpret_cast<const uint2*>(ahead.scales));
     ahead = producer.Next();
-    if (p.prefetch && tile + 2 < last_tile) producer.Prefetch(ahead);
+    if (tile + 2 < last_tile) producer.Prefetch(ahead);
     if (count >= kStages) BarrierWait(&barriers.empty[stage], (count / kStages - 1) & 1);
     uint32_t most = 0;
     const auto expand = [&](const uint4& codes, int i) {
       const uint32_t scale =
           __byte_perm(scales.x, scales.y, static_cast<uint32_t>(i) | 0x4440u) & 0xffu;
       uint4 out[2];
-      ExpandPlain<true>(codes, scale, out, &most);
+      ExpandPlain(codes, scale, out, &most);
       producer.Store(keys + i * kPanelBytes, 0, out[0]);
       producer.Store(keys + i * kPanelBytes, 1, out[1]);
     };
@@ -368,13 +290,13 @@ __device__ inline void ProduceFp8Ahead(const AttentionParams& p, const Entries& 
   }
 }
 
-template <bool kCandidate>
 __device__ inline void ProduceBf16(const AttentionParams& p, const Entries& entries, int first_tile,
                                    int last_tile, TileRing& ring, TileBarriers& barriers) {
-  Producer<false, kCandidate> producer(p, entries, first_tile);
+  Producer<false> producer(p, entries, first_tile);
 #pragma unroll 1
   for (int tile = first_tile; tile < last_tile; ++tile) {
-    const int stage = (tile - first_tile) % kStages, round = (tile - first_tile) / kStages;
+    const int count = tile - first_tile;
+    const int stage = count % kStages, round = count / kStages;
     char* const keys = ring.keys[stage];
     const std::byte* const data = producer.Next().data;
 #pragma unroll

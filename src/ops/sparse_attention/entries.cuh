@@ -34,14 +34,14 @@ struct AttentionParams {
   const int32_t* counts;
   int top_k;
   const float* sink;
-  const float* rope;  // as in SparseAttentionArgs
   bool product;
   float* partials;   // [T, groups, max_segments] of kPartialFloats
   int max_segments;  // of any token of the step
-  // Of the candidate kernel alone.
+  // Of the kernel on tensor cores.
   int32_t first_token;  // of the launch
-  int range_tiles, max_ranges;
-  bool prefetch;
+  int blocks;           // that share a token's ranges
+  int max_ranges;       // of a token of the step
+  void* kept;           // KeptRange [tokens and 64 heads of the launch, max_ranges]
 };
 
 // A segment's result: acc [16, 512], then max [16], then sum [16].

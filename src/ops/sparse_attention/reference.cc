@@ -57,7 +57,6 @@ void AttendHead(const float* q, const std::vector<float>& rows, float sink, Nume
 }  // namespace
 
 void SparseAttentionReference(const SparseAttentionArgs& args) {
-  FATHOM_CHECK(args.rope == nullptr);
   for (int32_t t = 0; t < args.step->num_tokens; ++t) {
     const std::vector<float> rows = GatherRows(args, t, EntriesOf(args, t));
     for (int h = 0; h < args.heads; ++h) {

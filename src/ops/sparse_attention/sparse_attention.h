@@ -37,10 +37,6 @@ struct SparseAttentionArgs {
   const float* sink = nullptr;  // [H]
   MatrixView out;               // [T, H*512]; may alias q
   Numerics numerics = Numerics::kProduct;
-  // Null, but where Backend::AttentionRotates. With it q is the projection as
-  // it is, the kernel does to it what norm_rope_insert does, and it rotates out's channels 448..511
-  // back as output_projection does: the same bits.
-  const float* rope = nullptr;  // [T, 64]
 };
 
 void SparseAttentionReference(const SparseAttentionArgs& args);
