@@ -64,7 +64,7 @@ enum class Op : uint8_t {
 enum class Space : uint8_t { kGeneric, kGlobal, kShared };
 
 struct Arg {
-  enum Kind : uint8_t { kOperand, kRegister, kImmediate, kSink } kind = kSink;
+  enum Kind : uint8_t { kOperand, kRegister, kImmediate, kThread, kSink } kind = kSink;
   bool memory = false;
   int index = 0;
   uint64_t value = 0;  // or the offset of an address
@@ -150,6 +150,10 @@ struct Parser {
   Arg Single(const std::string& text) {
     Arg arg;
     if (text == "_") return arg;
+    if (text == "%%tid.x") {
+      arg.kind = Arg::kThread;
+      return arg;
+    }
     if (text[0] == '%' && std::isdigit(static_cast<unsigned char>(text[1]))) {
       arg.kind = Arg::kOperand;
       arg.index = std::atoi(text.c_str() + 1);
@@ -455,6 +459,7 @@ struct Machine {
       }
       case Arg::kRegister: return registers[arg.index] + (arg.memory ? arg.value : 0);
       case Arg::kImmediate: return arg.value;
+      case Arg::kThread: return here->thread.x;
       case Arg::kSink: return 0;
     }
     return 0;
