@@ -1,4 +1,5 @@
 // SparseAttentionCuda against the reference, and its bits against every way to cut a step.
+#include <initializer_list>
 #include <tuple>
 
 #include "device_memory.h"
@@ -249,6 +250,26 @@ TEST(SparseAttentionCuda, BitsDependOnNoSharing) {
   }
 }
 
+// All tokens of options.sequences[0] in one step, and cut into steps of `counts` tokens, each
+// beside another sequence.
+void ExpectSameBitsInChunks(ScenarioOptions options, std::initializer_list<int32_t> counts) {
+  const ScenarioSequence all = options.sequences[0];
+  AttentionScenario whole(options);
+  const std::vector<float> expected = AttendOnDevice(whole);
+  const int64_t width = int64_t{options.heads} * kHeadDim;
+  int32_t begin = 0;
+  for (const int32_t count : counts) {
+    options.sequences = {{all.first + begin, count}, {300, 2}};
+    AttentionScenario chunk(options);
+    const std::vector<float> got = AttendOnDevice(chunk);
+    EXPECT_TRUE(
+        std::equal(got.begin(), got.begin() + count * width, expected.begin() + begin * width))
+        << "tokens " << begin << " to " << begin + count;
+    begin += count;
+  }
+  ASSERT_EQ(begin, all.tokens);
+}
+
 // A step with enough tokens to fill the device runs each token's segments in one block, a single
 // token shares them out: the bits are the same, beside any neighbour.
 TEST(SparseAttentionCuda, BitsDependOnNoChunkOrBatch) {
@@ -258,27 +279,12 @@ TEST(SparseAttentionCuda, BitsDependOnNoChunkOrBatch) {
       SCOPED_TRACE(testing::Message()
                    << static_cast<int>(compressed) << " numerics " << static_cast<int>(numerics));
       const int32_t first = compressed == Compressed::kHca ? 65'500 : 2700;
-      const int32_t tokens = 150;
-      ScenarioOptions options{.sequences = {{first, tokens}},
+      ExpectSameBitsInChunks({.sequences = {{first, 150}},
                               .heads = 20,  // two groups, the second one short
                               .compressed = compressed,
                               .top_k = 600,
-                              .numerics = numerics};
-      AttentionScenario whole(options);
-      const std::vector<float> expected = AttendOnDevice(whole);
-      const int64_t width = int64_t{options.heads} * kHeadDim;
-      const int32_t counts[] = {1, 1, 3, 40, 5, 100};
-      int32_t begin = 0;
-      for (const int32_t count : counts) {
-        options.sequences = {{first + begin, count}, {300, 2}};
-        AttentionScenario chunk(options);
-        const std::vector<float> got = AttendOnDevice(chunk);
-        EXPECT_TRUE(
-            std::equal(got.begin(), got.begin() + count * width, expected.begin() + begin * width))
-            << "tokens " << begin << " to " << begin + count;
-        begin += count;
-      }
-      ASSERT_EQ(begin, tokens);
+                              .numerics = numerics},
+                             {1, 1, 3, 40, 5, 100});
     }
   }
 }
@@ -290,25 +296,11 @@ TEST(SparseAttentionCuda, BitsOfManyRangesDependOnNoChunkOrBatch) {
     for (const int32_t first : {20'300, 229'300, 1'048'000}) {
       SCOPED_TRACE(testing::Message()
                    << "first " << first << " format " << static_cast<int>(format));
-      const int32_t tokens = 300;
-      ScenarioOptions options{.sequences = {{first, tokens}},
+      ExpectSameBitsInChunks({.sequences = {{first, 300}},
                               .heads = 20,
                               .compressed = Compressed::kHca,
-                              .format = format};
-      AttentionScenario whole(options);
-      const std::vector<float> expected = AttendOnDevice(whole);
-      const int64_t width = int64_t{options.heads} * kHeadDim;
-      int32_t begin = 0;
-      for (const int32_t count : {1, 2, 130, 40, 7, 120}) {
-        options.sequences = {{first + begin, count}, {300, 2}};
-        AttentionScenario chunk(options);
-        const std::vector<float> got = AttendOnDevice(chunk);
-        EXPECT_TRUE(
-            std::equal(got.begin(), got.begin() + count * width, expected.begin() + begin * width))
-            << "tokens " << begin << " to " << begin + count;
-        begin += count;
-      }
-      ASSERT_EQ(begin, tokens);
+                              .format = format},
+                             {1, 2, 130, 40, 7, 120});
     }
   }
 }
