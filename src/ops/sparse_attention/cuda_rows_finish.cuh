@@ -53,8 +53,8 @@ struct MergePlan {
   float2 factors[kBlockHeads][kMaxRanges];
 };
 
-// threadIdx.x, read here and now: what follows from it is not kept in registers from one token to
-// the next, where sums need them.
+// threadIdx.x, read here and now: what follows from it is not kept in registers through the loops
+// over ranges and tiles, where sums need them.
 __device__ inline int ThreadNow() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
