@@ -351,6 +351,7 @@ struct Forward::Impl : Buffers {
   }
 
   void Run(const KvView& kv_view, std::span<const int32_t> logit_rows, const MatrixView& logits) {
+    backend.BeginStep(*step);
     backend.RopeTables(*step, plain_rope, rope_plain);
     backend.RopeTables(*step, yarn_rope, rope_yarn);
     backend.Embed({.table = weights.embed, .token = step->token, .x = Rows(x)});

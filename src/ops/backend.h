@@ -50,6 +50,8 @@ class Backend {
   virtual void Await(int /*other*/) {}
   virtual void Join() {}
 
+  // What follows, up to the next call, belongs to this step.
+  virtual void BeginStep(const StepView&) {}
   // table [T, 64]: RopeTableRow at every token's position; built once per step.
   virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
   virtual void Embed(const EmbedArgs&) = 0;

@@ -28,6 +28,7 @@ class NamedBackend : public Backend {
   void Copy(void* to, const void* from, int64_t bytes) override { inner_.Copy(to, from, bytes); }
   void Fill(void* data, uint8_t value, int64_t bytes) override { inner_.Fill(data, value, bytes); }
   void Wait() override { inner_.Wait(); }
+  void BeginStep(const StepView& step) override { inner_.BeginStep(step); }
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override {
     Call("rope_tables", [&] { inner_.RopeTables(step, rope, table); });
   }

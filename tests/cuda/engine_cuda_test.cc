@@ -160,15 +160,18 @@ TEST(EngineCuda, FusionsChangeNoToken) {
     for (const int count : counts) all.push_back(Answers(model, *engine, count));
     return all;
   };
-  const ops::CudaFusions none = {false, false, false};
+  using Fusions = ops::CudaFusions;
+  constexpr bool Fusions::*kAll[] = {&Fusions::gate, &Fusions::one_token, &Fusions::commit,
+                                     &Fusions::one_split};
+  Fusions none, all;
+  for (bool Fusions::*const fusion : kAll) none.*fusion = false, all.*fusion = true;
   const auto right = answers(none);
-  for (bool ops::CudaFusions::*const fusion :
-       {&ops::CudaFusions::gate, &ops::CudaFusions::one_token, &ops::CudaFusions::commit}) {
-    ops::CudaFusions one = none;
+  for (bool Fusions::*const fusion : kAll) {
+    Fusions one = none;
     one.*fusion = true;
-    EXPECT_EQ(answers(one), right) << one.gate << one.one_token << one.commit;
+    EXPECT_EQ(answers(one), right) << one.gate << one.one_token << one.commit << one.one_split;
   }
-  EXPECT_EQ(answers({true, true, true}), right);
+  EXPECT_EQ(answers(all), right);
   backend.Fuse({});
 }
 

@@ -332,7 +332,8 @@ class Bench {
     const std::pair<const char*, bool ops::CudaFusions::*> fusions[] = {
         {"gate", &ops::CudaFusions::gate},
         {"one_token", &ops::CudaFusions::one_token},
-        {"commit", &ops::CudaFusions::commit}};
+        {"commit", &ops::CudaFusions::commit},
+        {"one_split", &ops::CudaFusions::one_split}};
     for (const auto& [name, member] : fusions) {
       double ms[2];
       for (const bool on : {true, false}) {

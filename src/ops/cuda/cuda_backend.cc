@@ -202,6 +202,10 @@ HyperConnectionSite CudaBackend::At(const HyperConnectionSite& site) const {
   return {At(site.fn), At(site.base), At(site.scale), site.mixes};
 }
 
+void CudaBackend::BeginStep(const StepView& step) {
+  ThreadLaunchPolicy().one_split = fusions_.one_split && step.num_tokens <= kOneSplitTokens;
+}
+
 void CudaBackend::RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) {
   if (planning_) return;
   RopeTablesCuda(step, rope, table, stream());

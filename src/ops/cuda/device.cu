@@ -7,6 +7,11 @@
 
 namespace fathom::ops {
 
+LaunchPolicy& ThreadLaunchPolicy() {
+  static thread_local LaunchPolicy policy;
+  return policy;
+}
+
 void CheckCuda(int status, const char* what, const char* file, int line) {
   auto error = static_cast<cudaError_t>(status);
   if (error == cudaSuccess) error = cudaPeekAtLastError();

@@ -15,6 +15,16 @@ namespace fathom::ops {
 
 using CudaStream = CUstream_st*;
 
+// How a thread launches kernels (LaunchOverlapped); its own, so that two backends do not meet in
+// it. Nothing but time depends on it.
+struct LaunchPolicy {
+  // Every kernel asks for as much shared memory as there is. A multiprocessor changes its split of
+  // L1 and shared memory only when it is empty, so kernels that ask for different ones run one
+  // after the other there.
+  bool one_split = false;
+};
+LaunchPolicy& ThreadLaunchPolicy();
+
 // Ends the process with the call's text and CUDA's message: a device that fails is not ours to
 // mend. Checks the last launch too when `status` is cudaSuccess (0).
 void CheckCuda(int status, const char* what, const char* file, int line);

@@ -337,13 +337,17 @@ __device__ inline void LetNextStart() {
 template <class... Parameters, class... Arguments>
 void LaunchOverlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, int64_t shared_bytes,
                       CudaStream stream, unsigned cluster, Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[2];
+  cudaLaunchAttribute attributes[3];
   unsigned count = 0;
   attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   if (cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
+  if (ThreadLaunchPolicy().one_split) {
+    attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[count++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
