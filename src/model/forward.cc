@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -150,13 +151,19 @@ struct Forward::Impl : Buffers {
     Show(name, {data, DType::kI32, tokens, cols, cols});
   }
 
-  void Linear(const MatrixView& in, const ops::LinearWeight& weight, const MatrixView& out,
-              bool round = true) {
-    backend.Linear({.x = in,
-                    .weight = &weight,
-                    .y = out,
-                    .numerics = options.numerics,
-                    .round_output = round});
+  ops::LinearArgs Product(const MatrixView& in, const ops::LinearWeight& weight,
+                          const MatrixView& out, bool round = true) const {
+    return {
+        .x = in, .weight = &weight, .y = out, .numerics = options.numerics, .round_output = round};
+  }
+  void Linear(const MatrixView& in, const ops::LinearWeight& weight, const MatrixView& out) {
+    backend.Linear(Product(in, weight, out));
+  }
+  // Whether they have been computed, all at once.
+  bool Together(std::span<const ops::LinearArgs> products) {
+    if (!backend.TakesTogether(products)) return false;
+    backend.LinearTogether(products);
+    return true;
   }
 
   // Residual update of the site before (unless it is the first), mixes and norm of the next site.
@@ -174,20 +181,31 @@ struct Forward::Impl : Buffers {
                              .numerics = options.numerics});
   }
 
-  // `c` and `g` hold the projections.
-  void Compress(const CompressorWeights& compressor, int ratio, int channels, const MatrixView& c,
-                const MatrixView& g, float* state, int64_t state_stride,
+  // A compressor's two products of z.
+  struct Projections {
+    ops::LinearArgs values, gates;
+  };
+  // `c` and `g` hold them.
+  Projections Project(const CompressorWeights& compressor, const MatrixView& c,
+                      const MatrixView& g) const {
+    const int64_t width = compressor.wkv.out;
+    return {Product(Rows(z), compressor.wkv, Dense(c, width), false),
+            Product(Rows(z), compressor.wgate, Dense(g, width), false)};
+  }
+
+  // projected: the products are there.
+  void Compress(const CompressorWeights& compressor, const Projections& products, bool projected,
+                int ratio, int channels, float* state, int64_t state_stride,
                 const ops::PagedRows& rows) {
-    const int64_t width = ratio == 4 ? 2 * channels : channels;
-    const MatrixView values = Dense(c, width);
-    const MatrixView gates = Dense(g, width);
-    Linear(Rows(z), compressor.wkv, values, false);
-    Linear(Rows(z), compressor.wgate, gates, false);
+    if (!projected) {
+      backend.Linear(products.values);
+      backend.Linear(products.gates);
+    }
     backend.Compressor({.step = step,
                         .ratio = ratio,
                         .channels = channels,
-                        .c = values,
-                        .g = gates,
+                        .c = products.values.y,
+                        .g = products.gates.y,
                         .ape = compressor.ape.data(),
                         .norm = compressor.norm.data(),
                         .rope = &yarn_rope,
@@ -206,38 +224,56 @@ struct Forward::Impl : Buffers {
   }
 
   // z -> o (model.md 4 and 5). Few tokens leave most of a GPU idle: the query and the window row,
-  // the compressed row, and the indexer's choice are then computed beside each other.
+  // the compressed row, and the indexer's choice are then computed beside each other, all products
+  // of z in front of them at once.
   void Attention(const std::string& name, int layer, const LayerKv& cache) {
     const LayerWeights& w = weights.layers[layer];
     const LayerKind kind = config.kind(layer);
     const float* rope = kind == LayerKind::kSwa ? rope_plain : rope_yarn;
-    const bool csa = kind == LayerKind::kCsa;
+    const bool compresses = kind != LayerKind::kSwa, csa = kind == LayerKind::kCsa;
     const bool commits = backend.InsertCommits(*step);
 
     step_rows.format = cache.ring.format;
 
+    const ops::LinearArgs latent = Product(Rows(z), w.wq_a, Rows(qa));
+    const ops::LinearArgs window = Product(Rows(z), w.wkv, Rows(kv));
+    const ops::LinearArgs index_weights = Product(Rows(z), w.index_weights_proj, Rows(index_w));
+    const Projections row = Project(w.compressor, c, g);
+    const Projections index_row = Project(w.index_compressor, index_c, index_g);
+    const ops::LinearArgs of_z[] = {latent,        window,           row.values,     row.gates,
+                                    index_weights, index_row.values, index_row.gates};
+    const bool projected = Together({of_z, csa ? 7u : compresses ? 4u : 2u});
+
     Branch(0);
-    Linear(Rows(z), w.wq_a, Rows(qa));
+    if (!projected) backend.Linear(latent);
     backend.RmsNorm(
         {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
     Show(name + ".attn.q_latent", Rows(qa));
-    Branch(1);
-    Linear(Rows(z), w.wkv, Rows(kv));
-    Branch(0);
-    Await(1);  // the window row
+    if (!projected) {
+      Branch(1);
+      backend.Linear(window);
+      Branch(0);
+      Await(1);  // the window row
+    }
+    const ops::LinearArgs of_qa[] = {Product(Rows(qa), w.wq_b, Rows(q)),
+                                     Product(Rows(qa), w.index_wq_b, Rows(index_q))};
+    const bool queries = csa && Together(of_qa);
     if (csa) {
       Branch(1);
-      Compress(w.index_compressor, 4, kIndexDim, index_c, index_g, cache.index_state,
+      Compress(w.index_compressor, index_row, projected, 4, kIndexDim, cache.index_state,
                cache.index_state_stride, cache.index_keys);
-      Branch(2);
-      Linear(Rows(z), w.index_weights_proj, Rows(index_w));
-      Await(0);  // the query latent
-      Linear(Rows(qa), w.index_wq_b, Rows(index_q));
+      // Beside wq_b. Where the products of z are there, the indexer goes first: it is short of
+      // work for a GPU, and the weights of wq_b come meanwhile.
+      const bool beside = !projected || queries;
+      Branch(beside ? 2 : 0);
+      if (!projected) backend.Linear(index_weights);
+      if (beside) Await(0);  // the query latent
+      if (!queries) backend.Linear(of_qa[1]);
       Await(1);  // the indexer's row
       Select(name, cache);
     }
     Branch(0);
-    Linear(Rows(qa), w.wq_b, Rows(q));
+    if (!queries) backend.Linear(of_qa[0]);
     backend.NormRopeInsert({.q = Rows(q),
                             .kv = Rows(kv),
                             .kv_norm = w.kv_norm.data(),
@@ -249,10 +285,10 @@ struct Forward::Impl : Buffers {
                             .step = commits ? step : nullptr,
                             .ring = commits ? cache.ring : ops::PagedRows{}});
     Show(name + ".attn.q", Rows(q));
-    if (kind != LayerKind::kSwa) {
+    if (compresses) {
       Branch(1);
-      Compress(w.compressor, csa ? 4 : 128, kHeadDim, c, g, cache.state, cache.state_stride,
-               cache.compressed);
+      Compress(w.compressor, row, projected, csa ? 4 : 128, kHeadDim, cache.state,
+               cache.state_stride, cache.compressed);
     }
     if (branches) backend.Join();
     backend.SparseAttention({.step = step,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -56,6 +57,12 @@ class Backend {
   virtual void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) = 0;
   virtual void Embed(const EmbedArgs&) = 0;
   virtual void Linear(const LinearArgs&) = 0;
+  // Whether products of one x, which do not need each other, are computed at once by
+  // LinearTogether. Else each is better off on its own, beside other parts of the step.
+  virtual bool TakesTogether(std::span<const LinearArgs>) const { return false; }
+  virtual void LinearTogether(std::span<const LinearArgs> products) {
+    for (const LinearArgs& product : products) Linear(product);
+  }
   virtual void RmsNorm(const RmsNormArgs&) = 0;
   // Whether NormRopeInsert takes `step` and `ring` for this step, and does what WindowCommit would.
   virtual bool InsertCommits(const StepView&) const { return false; }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -40,6 +41,14 @@ class NamedBackend : public Backend {
     const std::string name =
         "linear " + std::to_string(args.weight->out) + "x" + std::to_string(args.weight->in);
     Call(name, [&] { inner_.Linear(args); });
+  }
+  bool TakesTogether(std::span<const LinearArgs> products) const override {
+    return inner_.TakesTogether(products);
+  }
+  void LinearTogether(std::span<const LinearArgs> products) override {
+    std::string name = "linear together";
+    for (const LinearArgs& args : products) name += ' ' + std::to_string(args.weight->out);
+    Call(name, [&] { inner_.LinearTogether(products); });
   }
   void RmsNorm(const RmsNormArgs& args) override {
     Call("rms_norm", [&] { inner_.RmsNorm(args); });

@@ -1,6 +1,7 @@
 // The engine on the device: prefix reuse through device memory, host memory, preemption and rebuilt
 // windows gives the tokens of a cold run.
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/device_memory.h"
 #include "engine/cuda_executor.h"
@@ -161,15 +162,15 @@ TEST(EngineCuda, FusionsChangeNoToken) {
     return all;
   };
   using Fusions = ops::CudaFusions;
-  constexpr bool Fusions::*kAll[] = {&Fusions::gate, &Fusions::one_token, &Fusions::commit,
-                                     &Fusions::one_split};
+  constexpr bool Fusions::*kAll[] = {&Fusions::gate,     &Fusions::one_token, &Fusions::commit,
+                                     &Fusions::products, &Fusions::queries,   &Fusions::one_split};
   Fusions none, all;
   for (bool Fusions::*const fusion : kAll) none.*fusion = false, all.*fusion = true;
   const auto right = answers(none);
-  for (bool Fusions::*const fusion : kAll) {
+  for (size_t i = 0; i < std::size(kAll); ++i) {
     Fusions one = none;
-    one.*fusion = true;
-    EXPECT_EQ(answers(one), right) << one.gate << one.one_token << one.commit << one.one_split;
+    one.*kAll[i] = true;
+    EXPECT_EQ(answers(one), right) << "fusion " << i;
   }
   EXPECT_EQ(answers(all), right);
   backend.Fuse({});

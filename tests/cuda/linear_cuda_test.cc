@@ -2,6 +2,8 @@
 // every shape and number of rows, writes nothing else, and gives a row the same bits whatever
 // kernel, batch or place it is computed in.
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda/linear_device.h"
 #include "ops/linear/linear.h"
@@ -208,6 +210,105 @@ TEST(LinearCuda, ManyOutputsHaveTheSameBitsStreamedAndTiled) {
       }
     }
   }
+}
+
+struct Part {
+  WeightFormat format;
+  int64_t out;
+  bool round;
+  DType y_type;
+};
+
+// Products of one x, computed together into rows that lie apart, and each on its own.
+void CompareTogether(const std::vector<Part>& parts, int64_t in, int64_t rows) {
+  SCOPED_TRACE(std::to_string(parts.size()) + " products of " + std::to_string(rows) + " rows of " +
+               std::to_string(in));
+  PaddedMatrix x(rows, in, 0);
+  x.Randomise(static_cast<uint32_t>(in + rows), true);
+  const GuardedMatrix device_x(x, in + 8, DType::kBF16);
+  std::vector<OwnedWeight> owned;
+  std::vector<LinearWeight> weights;
+  std::vector<GuardedMatrix> together, apart;
+  for (const Part& part : parts) {
+    owned.emplace_back(part.format, part.out, in, static_cast<uint32_t>(owned.size() + 5));
+    if (part.format == WeightFormat::kFp8Block128 && part.out % 3 == 0) {
+      owned.back().scale[0] = 140;  // takes two factors
+      owned.back().Pack();
+    }
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    weights.push_back(OnDevice(owned[i].weight));
+    for (auto* out : {&together, &apart}) {
+      out->emplace_back(rows, parts[i].out, parts[i].out + 3, parts[i].y_type);
+    }
+  }
+  const auto products = [&](const std::vector<GuardedMatrix>& out) {
+    std::vector<LinearArgs> list;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      list.push_back({.x = device_x.view(),
+                      .weight = &weights[i],
+                      .y = out[i].view(),
+                      .round_output = parts[i].round});
+    }
+    return list;
+  };
+  ASSERT_TRUE(LinearsCudaTake(products(together)));
+  LinearsCuda(products(together), nullptr);
+  DeviceArray<uint8_t> scratch(LinearCudaScratchBytes(rows, in));
+  for (const LinearArgs& product : products(apart)) LinearCuda(product, scratch.data(), nullptr);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_TRUE(SameBits(together[i].Download(), apart[i].Download())) << "product " << i;
+  }
+}
+
+TEST(LinearCuda, ProductsOfOneInputHaveTheSameBitsTogether) {
+  FATHOM_NEEDS_DEVICE();
+  constexpr WeightFormat kFp8 = WeightFormat::kFp8Block128, kBf16 = WeightFormat::kBF16;
+  constexpr DType kHalf = DType::kBF16, kFloat = DType::kF32;
+  // A layer's projections, in the order of the model.
+  const std::vector<Part> layer = {
+      {kFp8, 96, true, kHalf},    {kFp8, 64, true, kHalf},    {kBf16, 40, false, kFloat},
+      {kBf16, 40, false, kFloat}, {kBf16, 17, true, kHalf},   {kBf16, 16, false, kFloat},
+      {kBf16, 16, false, kFloat}, {kFp8, 203, false, kFloat},
+  };
+  const std::vector<Part> two(layer.begin(), layer.begin() + 2);
+  const std::vector<Part> plain(layer.begin() + 2, layer.begin() + 4);
+  for (const auto& [in, most] : {std::pair{128, 8}, {256, 8}, {1152, 8}, {4096, 4}}) {
+    for (const int rows : {1, 2, most}) {
+      CompareTogether(layer, in, rows);
+      CompareTogether(two, in, rows);
+      CompareTogether(plain, in, rows);
+    }
+  }
+  // Several tiles for every block, of every format, and for every warp.
+  CompareTogether({{kBf16, 5000, false, kFloat}, {kFp8, 5000, true, kHalf}}, 384, 3);
+  CompareTogether({{kFp8, 3000, false, kFloat}, {kFp8, 6000, true, kHalf}}, 256, 2);
+  CompareTogether({{kFp8, 24'000, false, kFloat}, {kFp8, 9'001, true, kHalf}}, 256, 3);
+}
+
+TEST(LinearCuda, WhatIsNotTakenTogether) {
+  FATHOM_NEEDS_DEVICE();
+  const OwnedWeight owned(WeightFormat::kFp8Block128, 32, 4096, 1);
+  const OwnedWeight fp4(WeightFormat::kFp4Block32, 32, 4096, 1);
+  const GuardedMatrix x(8, 4096, 4096, DType::kBF16), y(8, 32, 32, DType::kBF16);
+  const auto takes = [&](int64_t rows, const auto& change) {
+    const LinearArgs args = {
+        .x = RowsOf(x.view(), 0, rows), .weight = &owned.weight, .y = RowsOf(y.view(), 0, rows)};
+    std::vector<LinearArgs> products = {args, args};
+    change(products);
+    return LinearsCudaTake(products);
+  };
+  const auto as_it_is = [](auto&) {};
+  EXPECT_TRUE(takes(4, as_it_is));
+  EXPECT_FALSE(takes(5, as_it_is));
+  EXPECT_FALSE(takes(1, [](auto& p) { p.pop_back(); }));
+  EXPECT_FALSE(takes(1, [](auto& p) { p.resize(9, p[0]); }));
+  EXPECT_FALSE(takes(1, [](auto& p) { p[1].numerics = Numerics::kReference; }));
+  EXPECT_FALSE(takes(1, [&](auto& p) { p[1].weight = &fp4.weight; }));
+  EXPECT_FALSE(takes(1, [&](auto& p) { p[1].x = RowsOf(x.view(), 1, 1); }));
+  EXPECT_FALSE(takes(1, [](auto& p) {
+    for (LinearArgs& args : p) args.x.dtype = DType::kF32;
+  }));
 }
 
 }  // namespace

@@ -224,6 +224,17 @@ void CudaBackend::Linear(const LinearArgs& args) {
   LinearCuda(args, scratch, stream());
 }
 
+bool CudaBackend::TakesTogether(std::span<const LinearArgs> products) const {
+  if (!LinearsCudaTake(products)) return false;
+  int64_t tiles = 0;
+  for (const LinearArgs& product : products) tiles += CudaTiles(product.weight->out);
+  return tiles < kCudaManyTiles ? fusions_.products : fusions_.queries;
+}
+
+void CudaBackend::LinearTogether(std::span<const LinearArgs> products) {
+  if (!planning_) LinearsCuda(products, stream());
+}
+
 void CudaBackend::RmsNorm(const RmsNormArgs& host) {
   if (planning_) return;
   RmsNormArgs args = host;

@@ -13,6 +13,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -37,6 +38,8 @@ struct CudaFusions {
   bool gate = true;       // with the choice of experts
   bool one_token = true;  // the indexer of few tokens of short contexts: one launch
   bool commit = true;     // the keys of sequences of one token: into the ring as they are made
+  bool products = true;   // of one input, with a job for each block at most: one launch
+  bool queries = false;   // of one input, though each keeps the GPU busy: one launch
   // One split of L1 and shared memory for all kernels of a step of up to kOneSplitTokens: one token
   // gained 1 % by it, 32 lost 1.6 %.
   bool one_split = true;
@@ -87,6 +90,8 @@ class CudaBackend final : public Backend {
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override;
   void Embed(const EmbedArgs&) override;
   void Linear(const LinearArgs&) override;
+  bool TakesTogether(std::span<const LinearArgs> products) const override;
+  void LinearTogether(std::span<const LinearArgs> products) override;
   void RmsNorm(const RmsNormArgs&) override;
   bool InsertCommits(const StepView& step) const override;
   void NormRopeInsert(const NormRopeInsertArgs&) override;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "ops/cuda/device.h"
 #include "ops/linear/linear.h"
@@ -23,6 +24,9 @@ inline constexpr int64_t kCudaUnit = 128;  // inputs; the padding of a weight's 
 inline constexpr int64_t kCudaTile = 16;   // outputs; the padding of a weight's columns
 inline constexpr int64_t kCudaPiece = 64;  // bytes of a row that lie together
 
+inline int64_t CudaTiles(int64_t out) {
+  return (out + kCudaTile - 1) / kCudaTile;
+}
 inline int64_t CudaDepth(int64_t in) {
   return (in + kCudaUnit - 1) / kCudaUnit * kCudaUnit;
 }
@@ -76,5 +80,13 @@ enum class CudaWay : uint8_t { kFaster, kStream, kTiles };
 // x and y may be f32 or bf16 in either numerics. Two launches at most.
 void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream,
                 CudaWay way = CudaWay::kFaster);
+
+// Products of the same x in one launch, each with the bits of LinearCuda. Taken: 2 to kMostTogether
+// products in kProduct of FP8 and BF16 weights, of so few rows that every block quantises them for
+// itself (4 of 4,096 inputs, 8 of 2,048), which are bf16 in whole units.
+inline constexpr int kMostTogether = 8;
+inline constexpr int64_t kCudaManyTiles = 1056;  // each a warp's, not a block's, from here on
+bool LinearsCudaTake(std::span<const LinearArgs> products);  // LinearsCuda needs it to hold
+void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream);
 
 }  // namespace fathom::ops

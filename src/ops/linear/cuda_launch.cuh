@@ -301,11 +301,12 @@ void LaunchSkinny(int jobs, int groups, Workers&& workers) {
   }
 }
 
+// Bytes beside SkinnyShared, of two blocks on a multiprocessor.
+inline constexpr int64_t kMostFreshBytes = 33 << 10;
+
 // Whether a product takes activations as they come, without a kernel that prepares them.
 inline bool TakesFresh(int64_t rows, const CudaWeightView& w) {
-  constexpr int64_t kMost =
-      33 << 10;  // bytes beside SkinnyShared, of two blocks on a multiprocessor
-  return rows <= kSkinnyRows && rows * FreshStride(w.depth) * 2 <= kMost &&
+  return rows <= kSkinnyRows && rows * FreshStride(w.depth) * 2 <= kMostFreshBytes &&
          (w.format == Format::kFp8Block128 || w.format == Format::kFp4Block32);
 }
 
