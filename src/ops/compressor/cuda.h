@@ -7,6 +7,7 @@
 
 namespace fathom::ops {
 
-void CompressorCuda(const CompressorArgs& args, CudaStream stream);
+// one_launch: where every sequence of the step has one token; the same bytes.
+void CompressorCuda(const CompressorArgs& args, CudaStream stream, bool one_launch = true);
 
 }  // namespace fathom::ops
