@@ -169,7 +169,7 @@ int SegmentsOf(const SparseAttentionArgs& args) {
 }
 
 // Ranges that the tokens of a launch may keep in memory.
-constexpr int64_t kKeptRanges = 2304;
+constexpr int64_t kKeptRanges = 2560;
 
 // How many clusters of so many blocks the device runs at once; makes the kernel ready for them.
 template <bool kFp8>
@@ -197,58 +197,79 @@ int FindClusters(int blocks) {
 template <bool kFp8>
 int ClustersAtOnce(int blocks) {
   static const auto found = [] {
-    std::array<int, kMaxRanges + 1> clusters = {};
-    for (int i = 1; i <= kMaxRanges; ++i) clusters[i] = FindClusters<kFp8>(i);
+    std::array<int, kMaxCluster + 1> clusters = {};
+    for (int i = 1; i <= kMaxCluster; ++i) clusters[i] = FindClusters<kFp8>(i);
     return clusters;
   }();
-  return found[blocks];
+  return blocks <= kMaxCluster ? found[blocks] : 0;
 }
 
-// How many blocks share a token's ranges, by their estimated time in tiles (measured on an H200): a
-// block spends 4.5 on its beginning and its end, 0.6 on a range that it keeps and as much on adding
-// up those of a token.
+// How blocks share the ranges of `pairs` tokens and groups of 64 heads, by their estimated time in
+// tiles of 2.4 us (measured on an H200): a block spends 4.5 on its beginning and its end and 1 on a
+// range that it keeps. Adding up takes a block 0.6 a range of its share; a launch of its own 1.2
+// and the time in which all ranges cross the memory bus; blocks that have a range each 2.5.
 template <bool kFp8>
-int ChooseBlocks(int64_t pairs, int tiles) {
-  const int ranges = AttentionRanges(tiles);
+AttentionSharing ChooseSharing(int64_t pairs, int tiles, int ranges) {
   const auto per = [](int64_t n, int64_t of) { return static_cast<double>((n + of - 1) / of); };
   const double range_tiles = static_cast<double>(tiles) / ranges;
-  constexpr double kEnds = 4.5, kKept = 0.6;
-  int best = 1;
-  double least = 0;
+  constexpr double kEnds = 4.5, kKept = 1, kAdded = 0.6, kExchange = 2.5, kApart = 1.2;
+  constexpr double kRangeOfBus = 0.0068;
+  AttentionSharing best;
+  double least = INFINITY;
   for (int blocks = 1; blocks <= ranges; ++blocks) {
-    const int at_once = ClustersAtOnce<kFp8>(blocks);
-    if (at_once == 0) continue;
     const double of_block = per(ranges, blocks);
-    const double merging = blocks < ranges ? kKept * ranges / blocks : 0;
-    const double time = per(pairs, at_once) * (std::ceil(of_block * range_tiles) + kEnds +
-                                               kKept * (of_block - 1) + merging);
-    if (blocks == 1 || time < least) {
-      least = time;
-      best = blocks;
+    const double alone = std::ceil(of_block * range_tiles) + kEnds + kKept * (of_block - 1);
+    const auto consider = [&](bool cluster, double time) {
+      if (time < least) {
+        least = time;
+        best = {blocks, cluster};
+      }
+    };
+    if (const int at_once = ClustersAtOnce<kFp8>(blocks); at_once > 0) {
+      const double adding = ranges == 1        ? 0
+                            : blocks == ranges ? kExchange
+                                               : kKept + kAdded * ranges / blocks;
+      consider(true, per(pairs, at_once) * (alone + adding));
+    }
+    if (ranges > 1) {
+      const double waves = per(pairs * blocks, ClustersAtOnce<kFp8>(1));
+      const double bus = kRangeOfBus * static_cast<double>(pairs * ranges);
+      consider(false, waves * (alone + kKept) + kApart + bus);
     }
   }
   return best;
 }
 
 template <bool kFp8>
-void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, void* scratch, int blocks,
-                CudaStream stream) {
+void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, void* scratch,
+                AttentionSharing sharing, CudaStream stream) {
   constexpr int64_t kMostTokens = 65'535;  // of a grid
   p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
   const int tiles = TilesOf(static_cast<int>(kWindow + CompressedEntries(args)));
   p.kept = scratch;
-  p.max_ranges = AttentionRanges(tiles);
-  p.blocks = blocks > 0 ? std::min(blocks, p.max_ranges)
-                        : ChooseBlocks<kFp8>(int64_t{p.step.num_tokens} * p.groups, tiles);
-  (void)ClustersAtOnce<kFp8>(p.blocks);  // the kernel is ready for any number
+  p.max_ranges = AttentionRanges(tiles, p.groups);
+  if (sharing.blocks == 0) {
+    sharing = ChooseSharing<kFp8>(int64_t{p.step.num_tokens} * p.groups, tiles, p.max_ranges);
+  }
+  p.blocks = std::min(sharing.blocks, p.max_ranges);
+  if (sharing.cluster) p.blocks = std::min(p.blocks, kMaxCluster);
+  p.apart = !sharing.cluster && p.max_ranges > 1;
+  const unsigned cluster = p.apart ? 1 : static_cast<unsigned>(p.blocks);
+  (void)ClustersAtOnce<kFp8>(1);  // the kernel is ready for any number
   int64_t at_once = kMostTokens;
-  if (p.blocks < p.max_ranges) at_once = kKeptRanges / (int64_t{p.max_ranges} * p.groups);
-  const auto wide = static_cast<unsigned>(p.blocks);
+  if (p.apart || p.blocks < p.max_ranges) {
+    at_once = kKeptRanges / (int64_t{p.max_ranges} * p.groups);
+  }
+  const auto groups = static_cast<unsigned>(p.groups);
   for (int64_t first = 0; first < p.step.num_tokens; first += at_once) {
     p.first_token = static_cast<int32_t>(first);
-    const dim3 grid(wide, static_cast<unsigned>(p.groups),
-                    static_cast<unsigned>(std::min(p.step.num_tokens - first, at_once)));
-    LaunchOverlapped(AttendRows<kFp8>, grid, kAttendRowsThreads, kAttendRowsBytes, stream, wide, p);
+    const auto tokens = static_cast<unsigned>(std::min(p.step.num_tokens - first, at_once));
+    LaunchOverlapped(AttendRows<kFp8>, dim3(static_cast<unsigned>(p.blocks), groups, tokens),
+                     kAttendRowsThreads, kAttendRowsBytes, stream, cluster, p);
+    if (!p.apart) continue;
+    AllowShared(MergeApart, sizeof(MergeApartShared));
+    LaunchOverlapped(MergeApart, dim3(kUnits, groups, tokens), kConsumerThreads,
+                     sizeof(MergeApartShared), stream, 1, p);
   }
 }
 
@@ -265,7 +286,7 @@ int SparseAttentionCudaClusters(int blocks) {
 }
 
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
-                         int blocks) {
+                         AttentionSharing sharing) {
   if (args.step->num_tokens == 0) return;
   cuda::AttentionParams p;
   p.step = *args.step;
@@ -296,9 +317,9 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
   const bool on_tensor_cores = args.numerics == Numerics::kProduct &&
                                args.q.dtype == DType::kBF16 && args.out.dtype == DType::kBF16;
   if (on_tensor_cores && all_rows_are(RowFormat::kFp8Main)) {
-    cuda::LaunchRows<true>(args, p, scratch, blocks, stream);
+    cuda::LaunchRows<true>(args, p, scratch, sharing, stream);
   } else if (on_tensor_cores && all_rows_are(RowFormat::kBf16)) {
-    cuda::LaunchRows<false>(args, p, scratch, blocks, stream);
+    cuda::LaunchRows<false>(args, p, scratch, sharing, stream);
   } else {
     cuda::Launch<cuda::F32Core>(p, stream);
   }

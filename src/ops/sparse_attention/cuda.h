@@ -7,20 +7,24 @@
 
 namespace fathom::ops {
 
-// Scratch for any step: results of 2,304 ranges of 64 heads, whatever the context, the batch and
+// Scratch for any step: results of 2,560 ranges of 64 heads, whatever the context, the batch and
 // the heads.
-inline constexpr int64_t kSparseAttentionCudaScratchBytes = int64_t{2304} * 66'560;
+inline constexpr int64_t kSparseAttentionCudaScratchBytes = int64_t{2560} * 66'560;
 
 // kProduct with bf16 queries and outputs and rows that are all FP8 or all bf16 computes on tensor
 // cores (cuda_rows.cuh), everything else in float32 multiply-adds. Either way a token's entries are
 // cut into ranges by their number alone, each with a softmax of its own, and the ranges are merged
 // in order: the result has the same bits in every step.
 //
-// blocks: that share a token's ranges on tensor cores, up to 16 and one for each range; 0: as many
-// as promise the shortest time. More than one takes SparseAttentionCudaClusters of them above 0. No
-// bit depends on it.
+// No bit depends on how the blocks share a token's ranges.
+struct AttentionSharing {
+  int blocks = 0;       // up to one for each range; 0: whatever promises the shortest time
+  bool cluster = true;  // that adds up its ranges itself; otherwise a second launch does
+};
+
+// A cluster of more than one block takes SparseAttentionCudaClusters of them above 0.
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
-                         int blocks = 0);
+                         AttentionSharing sharing = {});
 
 // How many tokens of up to 64 heads that so many blocks share are worked on at once.
 int SparseAttentionCudaClusters(int blocks);

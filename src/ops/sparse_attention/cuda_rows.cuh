@@ -6,8 +6,8 @@
 // as values alike. Of the other two one computes scores and weights; then each adds up half of the
 // channels. A range's result is rounded to float16 under scales of its own, and all ranges are
 // added up in order. How many there are depends on the number of entries alone, so that a token's
-// result has the same bits in every step; how many blocks share them, a cluster of them for each
-// token, does not matter to them.
+// result has the same bits in every step; how many blocks share them does not matter to them. A
+// token's blocks are a cluster, which adds up its ranges, or leave that to a second launch.
 #pragma once
 
 #include <cstddef>
@@ -26,44 +26,46 @@ struct AttendRowsShared {
   union {
     TileRing ring;
     // From the token's other blocks, once all tiles are read.
-    HeadSums received[kBlockHeads + kMaxRanges];
+    HeadSums received[kBlockHeads + kMaxCluster];
   };
   union {
-    char q[kTileBytes];
+    struct {
+      char q[kTileBytes];
+      float keep[2][kBlockHeads];  // factors of the sums so far, of tiles in turn
+    };
     HeadSums sums[kBlockHeads];  // of the block's only range, once all scores are there
   };
   union {
-    char weights[kPanelBytes];  // of the tile at hand [heads][rows], bf16, swizzled
-    MergePlan plan;             // in the end
+    char weights[kPanelBytes];             // of the tile at hand [heads][rows], bf16, swizzled
+    HeadFactors factors[kBlockHeads / 2];  // of a cluster's block, in the end
   };
   StagedCodes staged;
-  float keep[kBlockHeads];  // factors of the sums so far
   float sinks[kBlockHeads];
   float inverse[kBlockHeads];  // what the sums of a token's only range are multiplied by
   BlockWork work;
   TileBarriers barriers;
-  uint64_t arrived;   // what the token's other blocks send
-  uint64_t ready[2];  // chunks
+  uint64_t arrived;  // what the token's other blocks send
+  uint64_t ready[kMostOnTheirWay];
 };
 static_assert(sizeof(HeadSums) * kBlockHeads % 1024 == 0);
-static_assert(sizeof(MergePlan) <= kPanelBytes);
-// Over the tiles' ring and the queries, once both are read.
-__device__ inline KeptChunks& ChunksOf(AttendRowsShared& s) {
-  static_assert(sizeof(KeptChunks) <= offsetof(AttendRowsShared, weights));
-  return reinterpret_cast<KeptChunks&>(s.ring);
-}
+static_assert(kBlockHeads / 2 * sizeof(HeadFactors) <= kPanelBytes);
+// Units of kept ranges that there is room for over the tiles' ring and the queries, once both are
+// read.
+constexpr int kRoomUnits = offsetof(AttendRowsShared, weights) / sizeof(KeptUnit);
+static_assert(kRoomUnits >= 2 * kMaxRanges + 3);
 constexpr int kAttendRowsBytes = static_cast<int>(sizeof(AttendRowsShared)) + 1024;
 static_assert(kAttendRowsBytes <= 227 * 1024);
 
-// Between the warpgroup that computes the weights of a tile and the other one: they are there, they
-// are used. The one that waits synchronises, the other one only arrives.
+// Between the warpgroup that computes the weights of a tile and the other one: the factors of the
+// sums so far are there, the weights are, they are used. The one that waits synchronises, the other
+// one only arrives.
 __device__ inline void SyncWeights(int which) {
   asm volatile("bar.sync %0, 256;" ::"r"(which) : "memory");
 }
 __device__ inline void ArriveWeights(int which) {
   asm volatile("bar.arrive %0, 256;" ::"r"(which) : "memory");
 }
-constexpr int kWeightsReady = 2, kWeightsUsed = 3;
+constexpr int kWeightsReady = 2, kWeightsUsed = 3, kFactorsReady = 4;
 
 // acc times keep (of heads g and g + 8), where it is not 1.
 __device__ inline void Rescale(Attended& a, const float (&keep)[2]) {
@@ -78,7 +80,8 @@ struct Descriptors {
   uint32_t low, high;
 
   __device__ explicit Descriptors(uint64_t first)
-      : low(static_cast<uint32_t>(first)), high(static_cast<uint32_t>(first >> 32)) {}
+      : low(__shfl_sync(0xffffffffu, static_cast<uint32_t>(first), 0)),
+        high(static_cast<uint32_t>(first >> 32)) {}
   __device__ uint64_t At(uint32_t bytes) const { return uint64_t{high} << 32 | (low + bytes / 16); }
 };
 
@@ -177,6 +180,16 @@ __device__ inline RangeStats ConsumeScores(const AttentionParams& p, AttendRowsS
         most = fmaxf(max[r], most);
         keep[r] = Exp2(max[r] - most);
         max[r] = most;
+      }
+      if (tile > begin) {  // the other warpgroup multiplies while this one computes weights
+        if (quad == 0) {
+          s.keep[stage][head] = keep[0];
+          s.keep[stage][head + 8] = keep[1];
+        }
+        ArriveWeights(kFactorsReady);
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
         float part = 0;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -197,10 +210,6 @@ __device__ inline RangeStats ConsumeScores(const AttentionParams& p, AttendRowsS
         words[i] = Bf16Word(score[2 * i], score[2 * i + 1]);
         *reinterpret_cast<uint32_t*>(
             s.weights + SwizzledOffset(head + 8 * (i % 2), 16 * (i / 2) + 4 * quad)) = words[i];
-      }
-      if (quad == 0) {
-        s.keep[head] = keep[0];
-        s.keep[head + 8] = keep[1];
       }
       FenceForWgmma();
       ArriveWeights(kWeightsReady);
@@ -239,11 +248,12 @@ __device__ inline void ConsumeValues(const AttentionParams& p, AttendRowsShared&
       const int stage = tiles % kStages;
       const uint32_t values = SharedAddress(s.ring.keys[stage]) + 4 * kPanelBytes;
       BarrierWait(&s.barriers.full[stage], tiles++ / kStages & 1);
-      SyncWeights(kWeightsReady);
       if (tile > begin) {
-        const float keep[2] = {s.keep[head], s.keep[head + 8]};
+        SyncWeights(kFactorsReady);
+        const float keep[2] = {s.keep[stage][head], s.keep[stage][head + 8]};
         Rescale(a, keep);
       }
+      SyncWeights(kWeightsReady);
       AddTile(a, weights, values);
       WgmmaWait<0>();
       WarpArrive(&s.barriers.empty[stage]);
@@ -304,7 +314,7 @@ __device__ inline void ConsumeToken(const AttentionParams& p, int32_t token, int
     }
     if (thread == 0) {
       s.work = {token, first_head, block, b};
-      if (b.blocks == b.ranges && b.ranges > 1) {
+      if (b.blocks == b.ranges && b.ranges > 1 && !p.apart) {
         const int heads = b.ShareBegin(b.rank + 1) - b.ShareBegin(b.rank);
         BarrierArriveExpecting(&s.arrived,
                                static_cast<uint32_t>((b.blocks - 1) * heads * sizeof(HeadSums)));
@@ -340,20 +350,21 @@ __device__ inline void ConsumeToken(const AttentionParams& p, int32_t token, int
     StoreRange(p, work.token, work.first_head, inverse, a, s.sums);
     return;
   }
-  if (work.ranges.blocks == work.ranges.ranges) {
+  if (work.ranges.blocks == work.ranges.ranges && !p.apart) {
     ClusterArriveRelaxed();
     ConsumerBarrier();  // nobody reads queries any more
     PackRange(stats, a, s.sums);
-    MergeRanges(p, work, s.sums, s.received, s.sinks, s.plan, &s.arrived);
+    MergeRanges(p, work, s.sums, s.received, s.sinks, s.factors, &s.arrived);
     return;
   }
   PackRange(stats, a, KeptOf(p, work.ranges.last - 1));
+  if (p.apart) return;
   if (work.ranges.blocks > 1) ClusterArrive();  // publishes the ranges
   ConsumerBarrier();                            // nobody reads tiles and queries any more
-  MergeKeptRanges(p, work, s.sinks, ChunksOf(s), s.plan, s.ready);
+  MergeKeptRanges(p, work, s.sinks, reinterpret_cast<KeptUnit*>(s.ring.keys), kRoomUnits, s.ready);
 }
 
-// grid (blocks of a cluster, groups of 64 heads, tokens).
+// grid (blocks of a token, groups of 64 heads, tokens).
 template <bool kFp8>
 __global__ void __launch_bounds__(kAttendRowsThreads, 1)
     AttendRows(const __grid_constant__ AttentionParams p) {
@@ -365,7 +376,7 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
   if (threadIdx.x == 0) {
     s.barriers.Init();
     BarrierInit(&s.arrived, 1);
-    for (uint64_t& chunk : s.ready) BarrierInit(&chunk, 1);
+    for (uint64_t& unit : s.ready) BarrierInit(&unit, 1);
     FenceBarrierInit();
   }
   LetNextStart();

@@ -1,6 +1,7 @@
 // The end of a token in AttendRows (cuda_rows.cuh): sums of ranges become its result. The only
 // range of a token stores it. Several that are a block each send each other shares of the heads and
-// add them up in order; where blocks have several, ranges go to memory, where L2 keeps them.
+// add them up in order; where blocks have several or are no cluster, ranges go to memory, where L2
+// keeps them.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,14 +12,18 @@
 namespace fathom::ops::cuda {
 
 constexpr int kBlockHeads = 64;
-// A token of up to three tiles of 64 entries is one range, others have ranges of two tiles, longer
-// ones where that would be more than 16: the factors of a head are found by as many lanes.
-constexpr int kMaxRanges = 16;
+// A token of up to three tiles of 64 entries is one range, others have ranges of two tiles. Two
+// groups of heads fill the device sooner: with them ranges of more than twelve tiles have three.
+// Ranges get longer where they would be more than 20. Short ranges are for one token, long ones,
+// which keep less, for many.
+constexpr int kMaxRanges = 20, kMaxCluster = 16;
 __host__ __device__ constexpr int TilesOf(int entries) {
   return (entries + kTileRows - 1) / kTileRows;
 }
-__host__ __device__ constexpr int AttentionRanges(int tiles) {
-  return tiles <= 3 ? 1 : tiles < 2 * kMaxRanges ? (tiles + 1) / 2 : kMaxRanges;
+__host__ __device__ constexpr int AttentionRanges(int tiles, int groups) {
+  if (tiles <= 3) return 1;
+  const int ranges = groups > 1 && tiles > 12 ? (tiles + 2) / 3 : (tiles + 1) / 2;
+  return ranges < kMaxRanges ? ranges : kMaxRanges;
 }
 
 // A range's result of a head, for another block.
@@ -28,12 +33,17 @@ struct HeadSums {
   float scale[2];  // of the lower and of the upper half of the channels
 };
 static_assert(sizeof(HeadSums) == 2 * kHeadDim + 16);  // no bank conflicts between heads
-// A range's result in memory. Piece 32 g + 8 i + 4 m + q of a head holds the four pairs of channels
-// 256 g + 64 i + 32 m + 8 t + 2 q and the next, t = 0 .. 3, what a thread of the products has: a
-// quad writes two whole sectors.
+// A range's result in memory, by units of 8 heads and half of their channels: unit 2 h + g is of
+// heads 8 h .. 8 h + 7 and channels 256 g and on. Lane 4 of_unit + q of four f there holds the
+// pairs of channels 32 f + 8 t + 2 q and the next, t = 0 .. 3, of head of_unit: what a thread of
+// the products has, so that a warp stores whole lines.
+constexpr int kUnitHeads = 8, kUnits = 2 * kBlockHeads / kUnitHeads, kUnitFours = kHeadDim / 2 / 32;
+struct KeptUnit {
+  uint4 channels[kUnitFours][32];  // float16
+};
 struct alignas(128) KeptRange {
-  uint4 channels[kBlockHeads][kHeadDim / 8];  // float16
-  float4 stats[kBlockHeads];                  // maximum, sum, scales, as of HeadSums
+  KeptUnit units[kUnits];
+  float4 stats[kBlockHeads];  // maximum, sum, scales, as of HeadSums
 };
 
 // One consuming warpgroup's state: heads g and g + 8 of its warp's 16, channels of four panels.
@@ -49,9 +59,7 @@ struct RangeStats {
 };
 
 // What a head's ranges are multiplied by, in the lower and in the upper half of the channels.
-struct MergePlan {
-  float2 factors[kBlockHeads][kMaxRanges];
-};
+using HeadFactors = float2[kMaxRanges];
 
 // threadIdx.x, read here and now: what follows from it is not kept in registers through the loops
 // over ranges and tiles, where sums need them.
@@ -101,7 +109,7 @@ struct BlockRanges {
     if (!EntriesOf(p, token, of_token)) return;
     entries = of_token->window + of_token->compressed;
     tiles = TilesOf(entries);
-    ranges = AttentionRanges(tiles);
+    ranges = AttentionRanges(tiles, p.groups);
     blocks = min(p.blocks, ranges);
     if (block >= blocks) return;
     rank = block;
@@ -207,30 +215,32 @@ __device__ inline void StoreRange(const AttentionParams& p, int32_t token, int f
 }
 
 // A range's sums of a head's half of the channels, as float16 under a power of two of their own:
-// what is lost is an eighth of what rounding the result to bf16 loses. channels(head, piece,
-// words): takes the pairs of pieces `piece` .. piece + 3 that the thread has; stats(head, i,
-// value): the head's maximum, sum and scales.
+// what is lost is an eighth of what rounding the result to bf16 loses. channels(r, four, words):
+// takes pairs 4 four .. 4 four + 3 that the thread has of its head r of two; stats(head, i, value):
+// the head's maximum, sum and scales.
 template <class Channels, class Stats>
 __device__ inline void PackRange(const RangeStats& of, const Attended& a, const Channels& channels,
                                  const Stats& stats) {
   const int thread = ThreadNow();
   const int lane = thread % 32, group = thread / 128;
+  float most[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 128; i += 2) {
+    const float* at = &a.acc[i / 64][i % 64];
+    most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fmaxf(fabsf(at[0]), fabsf(at[1])));
+  }
+#pragma unroll
+  for (int offset = 1; offset <= 2; offset *= 2) {
+#pragma unroll
+    for (float& m : most) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, offset));
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int head = thread / 32 % 4 * 16 + lane / 4 + 8 * r;
-    float most = 0;
-#pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const float* at = &a.acc[j / 16][4 * (j % 16) + 2 * r];
-      most = fmaxf(most, fmaxf(fabsf(at[0]), fabsf(at[1])));
-    }
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
     // The largest becomes 2^14 at least, less than 2^15.
-    const int exponent = max(static_cast<int>(__float_as_uint(most) >> 23), 32) - 14;
+    const int exponent = max(static_cast<int>(__float_as_uint(most[r]) >> 23), 32) - 14;
     const float factor = __uint_as_float(static_cast<uint32_t>(254 - exponent) << 23);
 #pragma unroll
-    for (int four = 0; four < 8; ++four) {
+    for (int four = 0; four < kUnitFours; ++four) {
       uint32_t words[4];
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
@@ -238,9 +248,10 @@ __device__ inline void PackRange(const RangeStats& of, const Attended& a, const 
         const __half2 pair = __floats2half2_rn(at[0] * factor, at[1] * factor);
         words[t] = *reinterpret_cast<const uint32_t*>(&pair);
       }
-      channels(head, 32 * group + 4 * four, words);
+      channels(r, four, words);
     }
     if (lane % 4 == 0) {
+      const int head = thread / 32 % 4 * 16 + lane / 4 + 8 * r;
       stats(head, 2 + group, __uint_as_float(static_cast<uint32_t>(exponent) << 23));
       if (group == 0) {
         stats(head, 0, of.max[r]);
@@ -250,56 +261,72 @@ __device__ inline void PackRange(const RangeStats& of, const Attended& a, const 
   }
 }
 __device__ inline void PackRange(const RangeStats& of, const Attended& a, HeadSums* sums) {
-  const int quad = ThreadNow() % 4;
+  const int thread = ThreadNow(), lane = thread % 32;
+  // Of the thread's first head and pair.
+  auto* const to = reinterpret_cast<uint32_t*>(sums[thread / 32 % 4 * 16 + lane / 4].channels +
+                                               32 * (thread / 128)) +
+                   lane % 4;
   PackRange(
       of, a,
-      [&](int head, int piece, const uint32_t(&words)[4]) {
-        auto* const to = reinterpret_cast<uint32_t*>(sums[head].channels + piece) + quad;
+      [&](int r, int four, const uint32_t(&words)[4]) {
 #pragma unroll
-        for (int t = 0; t < 4; ++t) to[4 * t] = words[t];
+        for (int t = 0; t < 4; ++t) {
+          to[8 * r * int{sizeof(HeadSums) / 4} + 16 * four + 4 * t] = words[t];
+        }
       },
       [&](int head, int i, float value) { (&sums[head].max)[i] = value; });
 }
 __device__ inline void PackRange(const RangeStats& of, const Attended& a, KeptRange& kept) {
-  const int quad = ThreadNow() % 4;
+  const int thread = ThreadNow();
+  uint4* const to = &kept.units[thread / 32 % 4 * 4 + thread / 128].channels[0][thread % 32];
   PackRange(
       of, a,
-      [&](int head, int piece, const uint32_t(&words)[4]) {
-        kept.channels[head][piece + quad] = {words[0], words[1], words[2], words[3]};
+      [&](int r, int four, const uint32_t(&words)[4]) {
+        to[(2 * r * kUnitFours + four) * 32] = {words[0], words[1], words[2], words[3]};
       },
       [&](int head, int i, float value) { (&kept.stats[head].x)[i] = value; });
 }
 
-// Finds the factors of `count` heads. stats(range, head): a range's maximum, sum and scales of one;
-// sinks: theirs.
-template <class Stats>
+// Finds the factors of `count` heads, those of kAtOnce passes over the threads beside each other.
+// stats(range, head): a range's maximum, sum and scales of one; sinks: theirs.
+template <int kAtOnce, class Stats>
 __device__ inline void FindFactors(const float* sinks, int count, int ranges, const Stats& stats,
-                                   MergePlan& plan) {
+                                   HeadFactors* factors) {
   const int thread = ThreadNow();
-  // Eight lanes find the factors of a head's ranges, of more ranges sixteen.
-  const bool many = ranges > 8;
-  const int lanes = many ? 16 : 8;
+  // Eight lanes find the factors of a head's ranges, of more ranges sixteen or a warp.
+  const int lanes = ranges <= 8 ? 8 : ranges <= 16 ? 16 : 32;
   const int range = thread & (lanes - 1);
-  const int heads_at_once = kConsumerThreads / lanes;
+  const int heads_a_pass = kConsumerThreads / lanes;
 #pragma unroll 1
-  for (int first = 0; first < count; first += heads_at_once) {
-    const int head = first + thread / lanes;
-    const bool real = head < count && range < ranges;
-    float4 of = {-INFINITY, 0, 0, 0};  // max, sum, scale
-    if (real) of = stats(range, head);
-    const float sink = real ? sinks[head] : 0.0f;
-    float most = GroupMax(of.x, 8);
-    if (many) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 8));
-    const float weight = real ? Exp2(of.x - most) : 0.0f;
-    float all = real ? of.y * weight : 0.0f;
-    if (many) all += __shfl_xor_sync(0xffffffffu, all, 8);
+  for (int first = thread / lanes; first - thread / lanes < count;
+       first += kAtOnce * heads_a_pass) {
+    float4 of[kAtOnce];  // max, sum, scales
 #pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) {
-      all += __shfl_xor_sync(0xffffffffu, all, offset);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int head = first + i * heads_a_pass;
+      of[i] = {-INFINITY, 0, 0, 0};
+      if (head < count && range < ranges) of[i] = stats(range, head);
     }
-    if (real) {
-      const float factor = weight * InverseOfSum(most, all, sink);
-      plan.factors[head][range] = {factor * of.z, factor * of.w};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int head = first + i * heads_a_pass;
+      const bool real = head < count && range < ranges;
+      const float sink = real ? sinks[head] : 0.0f;
+      float most = GroupMax(of[i].x, 8);
+      if (lanes > 8) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 8));
+      if (lanes > 16) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 16));
+      const float weight = real ? Exp2(of[i].x - most) : 0.0f;
+      float all = real ? of[i].y * weight : 0.0f;
+      if (lanes > 16) all += __shfl_xor_sync(0xffffffffu, all, 16);
+      if (lanes > 8) all += __shfl_xor_sync(0xffffffffu, all, 8);
+#pragma unroll
+      for (int offset = 4; offset > 0; offset /= 2) {
+        all += __shfl_xor_sync(0xffffffffu, all, offset);
+      }
+      if (real) {
+        const float factor = weight * InverseOfSum(most, all, sink);
+        factors[head][range] = {factor * of[i].z, factor * of[i].w};
+      }
     }
   }
 }
@@ -362,7 +389,7 @@ __device__ inline void ExchangeRanges(const BlockRanges& b, const HeadSums* sums
 // many bytes as they send.
 __device__ inline void MergeRanges(const AttentionParams& p, const BlockWork& work,
                                    const HeadSums* sums, HeadSums* received, const float* sinks,
-                                   MergePlan& plan, uint64_t* arrived) {
+                                   HeadFactors* factors, uint64_t* arrived) {
   const BlockRanges& b = work.ranges;
   const Share share(b);
   FenceForWgmma();
@@ -371,77 +398,143 @@ __device__ inline void MergeRanges(const AttentionParams& p, const BlockWork& wo
   const auto sums_of = [&](int range, int head) -> const HeadSums& {
     return range == b.rank ? sums[share.begin + head] : received[range * share.count + head];
   };
-  FindFactors(
+  FindFactors<1>(
       sinks + share.begin, share.count, b.ranges,
       [&](int range, int head) {
         return *reinterpret_cast<const float4*>(&sums_of(range, head).max);
       },
-      plan);
+      factors);
   ConsumerBarrier();
   ClusterArriveRelaxed();  // what others sent has left them
   const int thread = ThreadNow(), piece = thread % 64;
 #pragma unroll 1
   for (int head = thread / 64; head < share.count; head += 4) {
     StorePiece(p, work.token, work.first_head + share.begin + head, piece,
-               AddPiece(b.ranges, piece, plan.factors[head],
+               AddPiece(b.ranges, piece, factors[head],
                         [&](int i) { return sums_of(i, head).channels[piece]; }));
   }
   ClusterWait();
 }
 
-// A few heads of all ranges on their way from memory, twice.
-constexpr int kChunkHeads = 4;
-struct KeptChunks {
-  uint4 channels[2][kMaxRanges][kChunkHeads][kHeadDim / 8];
-};
+// A unit of all ranges on its way from memory; as many of them as there is room for.
+constexpr int kMostOnTheirWay = 8;
 
-// The same where blocks have several ranges, which all are in memory. A block's share is brought to
-// shared memory a few heads at a time, two such chunks on their way.
+// Asks for a unit of all ranges, one after the other. Warps share the copies.
+__device__ inline void AskForUnit(const AttentionParams& p, int ranges, int unit, KeptUnit* to,
+                                  uint64_t* ready) {
+  const int thread = ThreadNow();
+  if (thread % 32 != 0) return;
+  if (thread == 0) BarrierArriveExpecting(ready, ranges * uint32_t{sizeof(KeptUnit)});
+#pragma unroll 1
+  for (int i = thread / 32; i < ranges; i += kConsumerThreads / 32) {
+    CopyBulk(to + i, &KeptOf(p, i).units[unit], sizeof(KeptUnit), ready);
+  }
+}
+// Adds up a unit, a thread four pairs, and stores its result. factors: of the unit's heads.
+__device__ inline void AddUnit(const AttentionParams& p, int32_t token, int first_head, int unit,
+                               int ranges, const KeptUnit* kept, const HeadFactors* factors) {
+  static_assert(kUnitFours * 32 == kConsumerThreads);
+  const int thread = ThreadNow(), four = thread / 32, lane = thread % 32;
+  const int piece = unit % 2 * 32 + 4 * four + lane % 4;
+  StoreKeptPiece(p, token, first_head + lane / 4, piece,
+                 AddPiece(ranges, piece, factors[lane / 4],
+                          [&](int i) { return kept[i].channels[four][lane]; }));
+}
+
+// The same where blocks have several ranges, which all are in memory: block by block a share of the
+// units. room: for `room_units` of them, less what factors take.
 __device__ inline void MergeKeptRanges(const AttentionParams& p, const BlockWork& work,
-                                       const float* sinks, KeptChunks& chunks, MergePlan& plan,
+                                       const float* sinks, KeptUnit* room, int room_units,
                                        uint64_t* ready) {
   const BlockRanges& b = work.ranges;
-  const Share share(b);
+  const int begin = QuickDivide(kUnits * b.rank, b.blocks);
+  const int end = QuickDivide(kUnits * (b.rank + 1), b.blocks);
   if (b.blocks > 1) {
     ClusterWait();  // all ranges are in memory
   } else {
     ConsumerBarrier();
   }
   asm volatile("fence.proxy.async.global;" ::: "memory");
-  const int thread = ThreadNow(), piece = thread % 64;
-  const int count = (share.count + kChunkHeads - 1) / kChunkHeads;
-  // Warps share the copies.
-  const auto ask = [&](int chunk) {
-    if (thread % 32 != 0 || chunk >= count) return;
-    const int first = chunk * kChunkHeads, heads = min(share.count - first, kChunkHeads);
-    const auto bytes = static_cast<uint32_t>(heads * 2 * kHeadDim);
-    uint64_t* const barrier = &ready[chunk % 2];
-    if (thread == 0) BarrierArriveExpecting(barrier, b.ranges * bytes);
-#pragma unroll 1
-    for (int i = thread / 32; i < b.ranges; i += kConsumerThreads / 32) {
-      CopyBulk(chunks.channels[chunk % 2][i], KeptOf(p, i).channels[share.begin + first], bytes,
-               barrier);
-    }
+  constexpr int kFactorUnits =
+      (kBlockHeads * sizeof(HeadFactors) + sizeof(KeptUnit) - 1) / sizeof(KeptUnit);
+  auto* const factors = reinterpret_cast<HeadFactors*>(room);
+  room += kFactorUnits;
+  const int slots = min(kMostOnTheirWay, QuickDivide(room_units - kFactorUnits, b.ranges));
+  const auto ask = [&](int unit, int slot) {
+    if (unit < end) AskForUnit(p, b.ranges, unit, room + slot * b.ranges, &ready[slot]);
   };
-  ask(0);
-  ask(1);
-  FindFactors(
-      sinks + share.begin, share.count, b.ranges,
-      [&](int range, int head) { return KeptOf(p, range).stats[share.begin + head]; }, plan);
-  ConsumerBarrier();
 #pragma unroll 1
-  for (int chunk = 0; chunk < count; ++chunk) {
-    BarrierWait(&ready[chunk % 2], chunk / 2 & 1);
-    const int head = chunk * kChunkHeads + thread / 64;
-    const auto& ranges = chunks.channels[chunk % 2];
-    if (head < share.count) {
-      StoreKeptPiece(p, work.token, work.first_head + share.begin + head, piece,
-                     AddPiece(b.ranges, piece, plan.factors[head],
-                              [&](int i) { return ranges[i][thread / 64][piece]; }));
+  for (int slot = 0; slot < slots; ++slot) ask(begin + slot, slot);
+  const int first_head = begin / 2 * kUnitHeads;
+  FindFactors<4>(
+      sinks + first_head, (end + 1) / 2 * kUnitHeads - first_head, b.ranges,
+      [&](int range, int head) { return KeptOf(p, range).stats[first_head + head]; }, factors);
+  ConsumerBarrier();
+  int slot = 0;
+  uint32_t phase = 0;
+#pragma unroll 1
+  for (int unit = begin; unit < end; ++unit) {
+    BarrierWait(&ready[slot], phase);
+    const int head = unit / 2 * kUnitHeads;
+    AddUnit(p, work.token, work.first_head + head, unit, b.ranges, room + slot * b.ranges,
+            factors + head - first_head);
+    if (unit + slots < end) {
+      ConsumerBarrier();
+      ask(unit + slots, slot);
     }
-    ConsumerBarrier();
-    ask(chunk + 2);
+    if (++slot == slots) slot = 0, phase ^= 1;
   }
+}
+
+// The same as a kernel of its own, where a token's blocks are no cluster and leave all ranges in
+// memory: a block adds up a unit.
+struct MergeApartShared {
+  KeptUnit kept[kMaxRanges];
+  float4 stats[kMaxRanges][kUnitHeads];
+  HeadFactors factors[kUnitHeads];
+  float sinks[kUnitHeads];
+  uint64_t ready;
+};
+
+// grid (kUnits, groups of 64 heads, tokens).
+__global__ void __launch_bounds__(kConsumerThreads)
+    MergeApart(const __grid_constant__ AttentionParams p) {
+  auto& s = SharedOf<MergeApartShared>();
+  const int32_t token = p.first_token + static_cast<int32_t>(blockIdx.z);
+  const auto unit = static_cast<int>(blockIdx.x);
+  const int of_group = unit / 2 * kUnitHeads;
+  const int first_head = static_cast<int>(blockIdx.y) * kBlockHeads + of_group;
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    BarrierInit(&s.ready, 1);
+    FenceBarrierInit();
+  }
+  if (thread < kUnitHeads) s.sinks[thread] = __ldg(p.sink + min(first_head + thread, p.heads - 1));
+  LetNextStart();
+  __syncthreads();
+  WaitForPrevious();
+  Entries entries;
+  const int ranges = BlockRanges(p, token, 0, &entries).ranges;
+  if (ranges <= 1 || first_head >= p.heads) return;
+  if (thread < 32) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    if (thread == 0) {
+      BarrierArriveExpecting(&s.ready,
+                             ranges * static_cast<uint32_t>(sizeof(KeptUnit) + sizeof(s.stats[0])));
+    }
+    __syncwarp();
+    if (thread < ranges) {
+      const KeptRange& from = KeptOf(p, thread);
+      CopyBulk(s.stats[thread], from.stats + of_group, sizeof(s.stats[0]), &s.ready);
+      CopyBulk(s.kept + thread, &from.units[unit], sizeof(KeptUnit), &s.ready);
+    }
+  }
+  BarrierWait(&s.ready, 0);
+  FindFactors<1>(
+      s.sinks, kUnitHeads, ranges, [&](int range, int head) { return s.stats[range][head]; },
+      s.factors);
+  __syncthreads();
+  AddUnit(p, token, first_head, unit, ranges, s.kept, s.factors);
 }
 
 }  // namespace fathom::ops::cuda
