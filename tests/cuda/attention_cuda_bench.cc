@@ -202,20 +202,19 @@ void BenchAttention(const AttentionCase& c, int batch, bool sharing = false) {
     args.top_k = c.top_k;
   }
   args.sink = sink.as<float>();
-  const auto bench = [&](const std::string& name, AttentionSharing how) {
-    const double us = TimeUs([&] { SparseAttentionCuda(args, scratch.as<void>(), nullptr, how); });
+  const auto bench = [&](const std::string& name, int blocks) {
+    const double us =
+        TimeUs([&] { SparseAttentionCuda(args, scratch.as<void>(), nullptr, blocks); });
     const double row_bytes = 584;
     Print("sparse_attention", name, batch, us,
           batch * (static_cast<double>(entries) * row_bytes + 4.0 * static_cast<double>(width)),
           4.0 * batch * static_cast<double>(width) * static_cast<double>(entries));
   };
-  bench(c.name, {});
+  bench(c.name, 0);
   if (!sharing || c.ratio == 0) return;
   for (const int blocks : {1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 20}) {
     if (blocks > 1 && batch * c.heads * blocks > 4 * 132 * 64) continue;
-    const std::string name = std::string(c.name) + ": " + std::to_string(blocks) + " blocks";
-    if (SparseAttentionCudaClusters(blocks) > 0) bench(name, {blocks, true});
-    bench(name + " apart", {blocks, false});
+    bench(std::string(c.name) + ": " + std::to_string(blocks) + " blocks", blocks);
   }
 }
 
@@ -250,7 +249,7 @@ void BenchIndexer(RowFormat format, const char* name, int32_t context, int batch
 }  // namespace fathom::ops
 
 // attention_cuda_bench [attention|indexer|sharing]: everything without an argument; sharing times
-// attention with 1 to 16 blocks for a token, clusters or apart, beside what it chooses.
+// attention with 1 to 20 blocks for a token beside the number it chooses.
 int main(int argc, char** argv) {
   using namespace fathom::ops;
   const std::string only = argc > 1 ? argv[1] : "";
@@ -262,9 +261,6 @@ int main(int argc, char** argv) {
       {"pro c128 128K", 128, 128, 0, 131'072},
   };
   if (only == "sharing") {
-    for (int ranges = 2; ranges <= 16; ++ranges) {
-      std::printf("clusters of %d at once,,%d\n", ranges, SparseAttentionCudaClusters(ranges));
-    }
     for (const AttentionCase& c : attention) {
       for (const int batch : {1, 8, 32, 128}) BenchAttention(c, batch, /*sharing=*/true);
     }

@@ -18,18 +18,10 @@ std::vector<T> CopyOf(const T* data, int64_t n) {
 struct RunOptions {
   bool alias = false;        // out is q
   bool f32_queries = false;  // float32 activations whatever the numerics
-  AttentionSharing sharing;  // of a token's ranges
+  int blocks = 0;            // that share a token's ranges
 };
 
-// Ways to share out ranges that the device has.
-std::vector<AttentionSharing> Sharings() {
-  std::vector<AttentionSharing> ways = {{0, true}};
-  for (const int blocks : {1, 2, 3, 5, 8, 9, 16, 20}) {
-    if (SparseAttentionCudaClusters(blocks) > 0) ways.push_back({blocks, true});
-    ways.push_back({blocks, false});
-  }
-  return ways;
-}
+constexpr int kBlocks[] = {0, 1, 2, 3, 5, 8, 9, 16, 20};
 
 std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions& options = {}) {
   SparseAttentionArgs args = scenario.args();
@@ -62,7 +54,7 @@ std::vector<float> AttendOnDevice(AttentionScenario& scenario, const RunOptions&
   args.sink = sink.data();
   args.q = q.view();
   args.out = options.alias ? q.view() : out.view();
-  SparseAttentionCuda(args, scratch.data(), nullptr, options.sharing);
+  SparseAttentionCuda(args, scratch.data(), nullptr, options.blocks);
   return options.alias ? q.Download() : out.Download();
 }
 
@@ -215,13 +207,12 @@ TEST(SparseAttentionCuda, BitsDependOnNoSharing) {
   FATHOM_NEEDS_DEVICE();
   const auto expect_same_bits = [](const ScenarioOptions& options) {
     AttentionScenario scenario(options);
-    const std::vector<float> expected = AttendOnDevice(scenario, {.sharing = {1, true}});
-    for (const AttentionSharing& way : Sharings()) {
-      EXPECT_EQ(AttendOnDevice(scenario, {.sharing = way}), expected)
-          << way.blocks << (way.cluster ? " blocks, first " : " blocks apart, first ")
-          << options.sequences[0].first << " tokens " << options.sequences[0].tokens << " heads "
-          << options.heads << " compressed " << static_cast<int>(options.compressed) << " format "
-          << static_cast<int>(options.format);
+    const std::vector<float> expected = AttendOnDevice(scenario, {.blocks = 1});
+    for (const int blocks : kBlocks) {
+      EXPECT_EQ(AttendOnDevice(scenario, {.blocks = blocks}), expected)
+          << blocks << " blocks, first " << options.sequences[0].first << " tokens "
+          << options.sequences[0].tokens << " heads " << options.heads << " compressed "
+          << static_cast<int>(options.compressed) << " format " << static_cast<int>(options.format);
     }
   };
   uint64_t seed = 300;
@@ -354,11 +345,11 @@ TEST(SparseAttentionCuda, PaddingIsLeftAlone) {
   const std::vector<int32_t> whole = CopyOf(scenario.step().position, 3);
   std::vector<int32_t> position = whole;
   position[2] = -1;
-  for (const AttentionSharing& way : Sharings()) {
+  for (const int blocks : kBlocks) {
     scenario.step().position = whole.data();
-    const std::vector<float> expected = AttendOnDevice(scenario, {.sharing = way});
+    const std::vector<float> expected = AttendOnDevice(scenario, {.blocks = blocks});
     scenario.step().position = position.data();
-    const std::vector<float> got = AttendOnDevice(scenario, {.sharing = way});
+    const std::vector<float> got = AttendOnDevice(scenario, {.blocks = blocks});
     const int64_t width = 16 * kHeadDim;
     EXPECT_TRUE(std::equal(got.begin(), got.begin() + 2 * width, expected.begin()));
     for (int64_t i = 2 * width; i < 3 * width; ++i) ASSERT_TRUE(std::isnan(got[i]));

@@ -3,7 +3,6 @@
 // through all segments of the token, or, when there are too few tokens to fill the device, it
 // computes one segment and a second kernel merges them in order. Rows are read where they lie.
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "ops/sparse_attention/cores.cuh"
@@ -171,103 +170,64 @@ int SegmentsOf(const SparseAttentionArgs& args) {
 // Ranges that the tokens of a launch may keep in memory.
 constexpr int64_t kKeptRanges = 2560;
 
-// How many clusters of so many blocks the device runs at once; makes the kernel ready for them.
-template <bool kFp8>
-int FindClusters(int blocks) {
-  AllowShared(AttendRows<kFp8>, kAttendRowsBytes);
-  FATHOM_CUDA_CHECK(
-      cudaFuncSetAttribute(AttendRows<kFp8>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(blocks);
-  config.blockDim = kAttendRowsThreads;
-  config.dynamicSmemBytes = kAttendRowsBytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  if (cudaOccupancyMaxActiveClusters(&clusters, AttendRows<kFp8>, &config) == cudaSuccess) {
-    return clusters;
-  }
-  (void)cudaGetLastError();
-  return 0;
-}
+// Tokens and groups of heads whose ranges are fetched before it is known how many they have.
+constexpr int64_t kEagerPairs = 16;
 
-template <bool kFp8>
-int ClustersAtOnce(int blocks) {
-  static const auto found = [] {
-    std::array<int, kMaxCluster + 1> clusters = {};
-    for (int i = 1; i <= kMaxCluster; ++i) clusters[i] = FindClusters<kFp8>(i);
-    return clusters;
+// How many blocks share the ranges of `pairs` tokens and groups of 64 heads, by their estimated
+// time in tiles of 2.4 us (measured on an H200): a block spends 4.5 on its beginning and its end
+// and 1 on a range that it keeps. Adding up takes a block that has all ranges 0.6 for each; a
+// launch of its own 1.2 and the time in which all ranges cross the memory bus.
+int ChooseBlocks(int64_t pairs, int tiles, int ranges) {
+  constexpr double kEnds = 4.5, kKept = 1, kAdded = 0.6, kLaunch = 1.2, kRangeOfBus = 0.0068;
+  if (ranges == 1) return 1;
+  static const int multiprocessors = [] {
+    int device = 0, count = 0;
+    FATHOM_CUDA_CHECK(cudaGetDevice(&device));
+    FATHOM_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
   }();
-  return blocks <= kMaxCluster ? found[blocks] : 0;
-}
-
-// How blocks share the ranges of `pairs` tokens and groups of 64 heads, by their estimated time in
-// tiles of 2.4 us (measured on an H200): a block spends 4.5 on its beginning and its end and 1 on a
-// range that it keeps. Adding up takes a block 0.6 a range of its share; a launch of its own 1.2
-// and the time in which all ranges cross the memory bus; blocks that have a range each 2.5.
-template <bool kFp8>
-AttentionSharing ChooseSharing(int64_t pairs, int tiles, int ranges) {
   const auto per = [](int64_t n, int64_t of) { return static_cast<double>((n + of - 1) / of); };
   const double range_tiles = static_cast<double>(tiles) / ranges;
-  constexpr double kEnds = 4.5, kKept = 1, kAdded = 0.6, kExchange = 2.5, kApart = 1.2;
-  constexpr double kRangeOfBus = 0.0068;
-  AttentionSharing best;
+  int best = 1;
   double least = INFINITY;
   for (int blocks = 1; blocks <= ranges; ++blocks) {
     const double of_block = per(ranges, blocks);
-    const double alone = std::ceil(of_block * range_tiles) + kEnds + kKept * (of_block - 1);
-    const auto consider = [&](bool cluster, double time) {
-      if (time < least) {
-        least = time;
-        best = {blocks, cluster};
-      }
-    };
-    if (const int at_once = ClustersAtOnce<kFp8>(blocks); at_once > 0) {
-      const double adding = ranges == 1        ? 0
-                            : blocks == ranges ? kExchange
-                                               : kKept + kAdded * ranges / blocks;
-      consider(true, per(pairs, at_once) * (alone + adding));
-    }
-    if (ranges > 1) {
-      const double waves = per(pairs * blocks, ClustersAtOnce<kFp8>(1));
-      const double bus = kRangeOfBus * static_cast<double>(pairs * ranges);
-      consider(false, waves * (alone + kKept) + kApart + bus);
+    const double attending = std::ceil(of_block * range_tiles) + kEnds + kKept * of_block;
+    const double waves = per(pairs * blocks, multiprocessors);
+    const double time =
+        blocks == 1 ? waves * (attending + kAdded * ranges)
+                    : waves * attending + kLaunch +
+                          kRangeOfBus * static_cast<double>(pairs) * static_cast<double>(ranges);
+    if (time < least) {
+      least = time;
+      best = blocks;
     }
   }
   return best;
 }
 
 template <bool kFp8>
-void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, void* scratch,
-                AttentionSharing sharing, CudaStream stream) {
+void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, void* scratch, int blocks,
+                CudaStream stream) {
   constexpr int64_t kMostTokens = 65'535;  // of a grid
   p.groups = (p.heads + kBlockHeads - 1) / kBlockHeads;
+  const int64_t pairs = int64_t{p.step.num_tokens} * p.groups;
   const int tiles = TilesOf(static_cast<int>(kWindow + CompressedEntries(args)));
   p.kept = scratch;
   p.max_ranges = AttentionRanges(tiles, p.groups);
-  if (sharing.blocks == 0) {
-    sharing = ChooseSharing<kFp8>(int64_t{p.step.num_tokens} * p.groups, tiles, p.max_ranges);
-  }
-  p.blocks = std::min(sharing.blocks, p.max_ranges);
-  if (sharing.cluster) p.blocks = std::min(p.blocks, kMaxCluster);
-  p.apart = !sharing.cluster && p.max_ranges > 1;
-  const unsigned cluster = p.apart ? 1 : static_cast<unsigned>(p.blocks);
-  (void)ClustersAtOnce<kFp8>(1);  // the kernel is ready for any number
-  int64_t at_once = kMostTokens;
-  if (p.apart || p.blocks < p.max_ranges) {
-    at_once = kKeptRanges / (int64_t{p.max_ranges} * p.groups);
-  }
+  p.blocks = std::min(blocks > 0 ? blocks : ChooseBlocks(pairs, tiles, p.max_ranges), p.max_ranges);
+  p.eager = pairs <= kEagerPairs;
+  const int64_t at_once =
+      p.max_ranges == 1 ? kMostTokens : kKeptRanges / (int64_t{p.max_ranges} * p.groups);
   const auto groups = static_cast<unsigned>(p.groups);
+  AllowShared(AttendRows<kFp8>, kAttendRowsBytes);
+  if (p.blocks > 1) AllowShared(MergeApart, sizeof(MergeApartShared));
   for (int64_t first = 0; first < p.step.num_tokens; first += at_once) {
     p.first_token = static_cast<int32_t>(first);
     const auto tokens = static_cast<unsigned>(std::min(p.step.num_tokens - first, at_once));
     LaunchOverlapped(AttendRows<kFp8>, dim3(static_cast<unsigned>(p.blocks), groups, tokens),
-                     kAttendRowsThreads, kAttendRowsBytes, stream, cluster, p);
-    if (!p.apart) continue;
-    AllowShared(MergeApart, sizeof(MergeApartShared));
+                     kAttendRowsThreads, kAttendRowsBytes, stream, 1, p);
+    if (p.blocks == 1) continue;
     LaunchOverlapped(MergeApart, dim3(kUnits, groups, tokens), kConsumerThreads,
                      sizeof(MergeApartShared), stream, 1, p);
   }
@@ -281,12 +241,8 @@ static_assert(kSparseAttentionCudaScratchBytes ==
 static_assert(kSparseAttentionCudaScratchBytes >=
               cuda::kMaxPartials * cuda::kPartialFloats * int64_t{sizeof(float)});
 
-int SparseAttentionCudaClusters(int blocks) {
-  return cuda::ClustersAtOnce<true>(blocks);
-}
-
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
-                         AttentionSharing sharing) {
+                         int blocks) {
   if (args.step->num_tokens == 0) return;
   cuda::AttentionParams p;
   p.step = *args.step;
@@ -317,9 +273,9 @@ void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStr
   const bool on_tensor_cores = args.numerics == Numerics::kProduct &&
                                args.q.dtype == DType::kBF16 && args.out.dtype == DType::kBF16;
   if (on_tensor_cores && all_rows_are(RowFormat::kFp8Main)) {
-    cuda::LaunchRows<true>(args, p, scratch, sharing, stream);
+    cuda::LaunchRows<true>(args, p, scratch, blocks, stream);
   } else if (on_tensor_cores && all_rows_are(RowFormat::kBf16)) {
-    cuda::LaunchRows<false>(args, p, scratch, sharing, stream);
+    cuda::LaunchRows<false>(args, p, scratch, blocks, stream);
   } else {
     cuda::Launch<cuda::F32Core>(p, stream);
   }

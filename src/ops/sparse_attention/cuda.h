@@ -16,17 +16,9 @@ inline constexpr int64_t kSparseAttentionCudaScratchBytes = int64_t{2560} * 66'5
 // cut into ranges by their number alone, each with a softmax of its own, and the ranges are merged
 // in order: the result has the same bits in every step.
 //
-// No bit depends on how the blocks share a token's ranges.
-struct AttentionSharing {
-  int blocks = 0;       // up to one for each range; 0: whatever promises the shortest time
-  bool cluster = true;  // that adds up its ranges itself; otherwise a second launch does
-};
-
-// A cluster of more than one block takes SparseAttentionCudaClusters of them above 0.
+// blocks: that share a token's ranges on tensor cores, up to one for each range; 0: as many as
+// promise the shortest time. No bit depends on it.
 void SparseAttentionCuda(const SparseAttentionArgs& args, void* scratch, CudaStream stream,
-                         AttentionSharing sharing = {});
-
-// How many tokens of up to 64 heads that so many blocks share are worked on at once.
-int SparseAttentionCudaClusters(int blocks);
+                         int blocks = 0);
 
 }  // namespace fathom::ops

@@ -7,7 +7,7 @@
 // channels. A range's result is rounded to float16 under scales of its own, and all ranges are
 // added up in order. How many there are depends on the number of entries alone, so that a token's
 // result has the same bits in every step; how many blocks share them does not matter to them. A
-// token's blocks are a cluster, which adds up its ranges, or leave that to a second launch.
+// block that has all of them adds them up; otherwise a second launch does.
 #pragma once
 
 #include <cstddef>
@@ -23,35 +23,26 @@ constexpr int kConsumerRegisters = 192, kProducerRegisters = 64;
 
 // At the beginning of dynamic shared memory, 1,024-byte aligned.
 struct AttendRowsShared {
-  union {
-    TileRing ring;
-    // From the token's other blocks, once all tiles are read.
-    HeadSums received[kBlockHeads + kMaxCluster];
-  };
+  TileRing ring;
   union {
     struct {
       char q[kTileBytes];
       float keep[2][kBlockHeads];  // factors of the sums so far, of tiles in turn
     };
-    HeadSums sums[kBlockHeads];  // of the block's only range, once all scores are there
+    HeadResult results[kBlockHeads];  // of the token's only range, once all scores are there
   };
-  union {
-    char weights[kPanelBytes];             // of the tile at hand [heads][rows], bf16, swizzled
-    HeadFactors factors[kBlockHeads / 2];  // of a cluster's block, in the end
-  };
+  char weights[kPanelBytes];  // of the tile at hand [heads][rows], bf16, swizzled
   StagedCodes staged;
   float sinks[kBlockHeads];
   float inverse[kBlockHeads];  // what the sums of a token's only range are multiplied by
   BlockWork work;
   TileBarriers barriers;
-  uint64_t arrived;  // what the token's other blocks send
-  uint64_t ready[kMostOnTheirWay];
+  UnitBarriers units;
 };
-static_assert(sizeof(HeadSums) * kBlockHeads % 1024 == 0);
-static_assert(kBlockHeads / 2 * sizeof(HeadFactors) <= kPanelBytes);
+static_assert(sizeof(HeadResult) * kBlockHeads % 1024 == 0);
 // Units of kept ranges that there is room for over the tiles' ring and the queries, once both are
 // read.
-constexpr int kRoomUnits = offsetof(AttendRowsShared, weights) / sizeof(KeptUnit);
+constexpr int kRoomUnits = (sizeof(TileRing) + kTileBytes) / sizeof(KeptUnit);
 static_assert(kRoomUnits >= 2 * kMaxRanges + 3);
 constexpr int kAttendRowsBytes = static_cast<int>(sizeof(AttendRowsShared)) + 1024;
 static_assert(kAttendRowsBytes <= 227 * 1024);
@@ -312,14 +303,7 @@ __device__ inline void ConsumeToken(const AttentionParams& p, int32_t token, int
       CopyAsyncWaitFor<0>();
       return;
     }
-    if (thread == 0) {
-      s.work = {token, first_head, block, b};
-      if (b.blocks == b.ranges && b.ranges > 1 && !p.apart) {
-        const int heads = b.ShareBegin(b.rank + 1) - b.ShareBegin(b.rank);
-        BarrierArriveExpecting(&s.arrived,
-                               static_cast<uint32_t>((b.blocks - 1) * heads * sizeof(HeadSums)));
-      }
-    }
+    if (thread == 0) s.work = {token, first_head, b};
   }
   if (thread < kBlockHeads) {
     s.sinks[thread] = __ldg(p.sink + min(first_head + thread, p.heads - 1));
@@ -347,21 +331,13 @@ __device__ inline void ConsumeToken(const AttentionParams& p, int32_t token, int
     }
     ConsumerBarrier();
     const float inverse[2] = {s.inverse[head], s.inverse[head + 8]};
-    StoreRange(p, work.token, work.first_head, inverse, a, s.sums);
-    return;
-  }
-  if (work.ranges.blocks == work.ranges.ranges && !p.apart) {
-    ClusterArriveRelaxed();
-    ConsumerBarrier();  // nobody reads queries any more
-    PackRange(stats, a, s.sums);
-    MergeRanges(p, work, s.sums, s.received, s.sinks, s.factors, &s.arrived);
+    StoreRange(p, work.token, work.first_head, inverse, a, s.results);
     return;
   }
   PackRange(stats, a, KeptOf(p, work.ranges.last - 1));
-  if (p.apart) return;
-  if (work.ranges.blocks > 1) ClusterArrive();  // publishes the ranges
-  ConsumerBarrier();                            // nobody reads tiles and queries any more
-  MergeKeptRanges(p, work, s.sinks, reinterpret_cast<KeptUnit*>(s.ring.keys), kRoomUnits, s.ready);
+  if (work.ranges.blocks > 1) return;
+  __syncthreads();  // the ranges are in memory, and nobody reads tiles and queries any more
+  MergeKeptRanges(p, work, s.sinks, reinterpret_cast<KeptUnit*>(s.ring.keys), kRoomUnits, s.units);
 }
 
 // grid (blocks of a token, groups of 64 heads, tokens).
@@ -375,8 +351,7 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
   const auto block = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) {
     s.barriers.Init();
-    BarrierInit(&s.arrived, 1);
-    for (uint64_t& unit : s.ready) BarrierInit(&unit, 1);
+    s.units.Init();
     FenceBarrierInit();
   }
   LetNextStart();
@@ -393,6 +368,7 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
     } else {
       ProduceBf16(p, entries, begin, end, s.ring, s.barriers);
     }
+    if (b.blocks == 1 && b.ranges > 1) __syncthreads();  // the tiles' place is used again
   } else {
     MoreRegisters<kConsumerRegisters>();
     WaitForPrevious();

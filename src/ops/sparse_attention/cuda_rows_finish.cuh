@@ -1,7 +1,6 @@
 // The end of a token in AttendRows (cuda_rows.cuh): sums of ranges become its result. The only
-// range of a token stores it. Several that are a block each send each other shares of the heads and
-// add them up in order; where blocks have several or are no cluster, ranges go to memory, where L2
-// keeps them.
+// range of a token stores it. Several go to memory, where L2 keeps them, and are added up in order
+// by the block, if it has them all, or by a launch of its own.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -16,7 +15,7 @@ constexpr int kBlockHeads = 64;
 // groups of heads fill the device sooner: with them ranges of more than twelve tiles have three.
 // Ranges get longer where they would be more than 20. Short ranges are for one token, long ones,
 // which keep less, for many.
-constexpr int kMaxRanges = 20, kMaxCluster = 16;
+constexpr int kMaxRanges = 20;
 __host__ __device__ constexpr int TilesOf(int entries) {
   return (entries + kTileRows - 1) / kTileRows;
 }
@@ -26,13 +25,11 @@ __host__ __device__ constexpr int AttentionRanges(int tiles, int groups) {
   return ranges < kMaxRanges ? ranges : kMaxRanges;
 }
 
-// A range's result of a head, for another block.
-struct HeadSums {
-  uint4 channels[kHeadDim / 8];  // float16
-  float max, sum;
-  float scale[2];  // of the lower and of the upper half of the channels
+// A head's result on its way to memory.
+struct alignas(16) HeadResult {
+  uint4 channels[kHeadDim / 8];  // bf16
+  uint4 padding;                 // no bank conflicts between heads
 };
-static_assert(sizeof(HeadSums) == 2 * kHeadDim + 16);  // no bank conflicts between heads
 // A range's result in memory, by units of 8 heads and half of their channels: unit 2 h + g is of
 // heads 8 h .. 8 h + 7 and channels 256 g and on. Lane 4 of_unit + q of four f there holds the
 // pairs of channels 32 f + 8 t + 2 q and the next, t = 0 .. 3, of head of_unit: what a thread of
@@ -43,7 +40,7 @@ struct KeptUnit {
 };
 struct alignas(128) KeptRange {
   KeptUnit units[kUnits];
-  float4 stats[kBlockHeads];  // maximum, sum, scales, as of HeadSums
+  float4 stats[kBlockHeads];  // maximum, sum, scale of the lower and of the upper channels
 };
 
 // One consuming warpgroup's state: heads g and g + 8 of its warp's 16, channels of four panels.
@@ -73,19 +70,6 @@ __device__ inline int ThreadNow() {
 __device__ inline void ConsumerBarrier() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
-// Of the consumers of all blocks of the cluster. Publishing what was written before waits for the
-// whole device's memory: relaxed where it is only to be said that reads are over, and what blocks
-// send each other is counted by a barrier of its own.
-__device__ inline void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ inline void ClusterArriveRelaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-__device__ inline void ClusterWait() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-
 __device__ inline float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -101,7 +85,7 @@ __device__ inline float InverseOfSum(float max, float sum, float sink) {
 // than blocks.
 struct BlockRanges {
   int entries = 0, tiles = 0, ranges = 0;  // of the token
-  int blocks = 0, rank = 0;                // that have ranges of it, and which of them this is
+  int blocks = 0;                          // that have ranges of it
   int first = 0, last = 0;                 // ranges [first, last)
 
   BlockRanges() = default;
@@ -112,9 +96,8 @@ struct BlockRanges {
     ranges = AttentionRanges(tiles, p.groups);
     blocks = min(p.blocks, ranges);
     if (block >= blocks) return;
-    rank = block;
-    first = FirstRange(rank);
-    last = FirstRange(rank + 1);
+    first = FirstRange(block);
+    last = FirstRange(block + 1);
   }
   __device__ bool None() const { return first == last; }
   __device__ int FirstRange(int block) const { return QuickDivide(ranges * block, blocks); }
@@ -122,40 +105,33 @@ struct BlockRanges {
   __device__ int FirstTile(int range) const {
     return __shfl_sync(0xffffffffu, QuickDivide(tiles * range, ranges), 0);
   }
-  // Heads [ShareBegin(b), ShareBegin(b + 1)) are added up by block b.
-  __device__ int ShareBegin(int block) const { return QuickDivide(kBlockHeads * block, blocks); }
-  // The block of a range.
-  __device__ int BlockOfRange(int range) const {
-    return QuickDivide(blocks * (range + 1) + ranges - 1, ranges) - 1;
-  }
 };
 
 // What a block works on, kept in shared memory: the consumers' registers are full of sums.
 struct BlockWork {
   int32_t token;
   int first_head;
-  int block;  // of the token's cluster
   BlockRanges ranges;
 };
-static_assert(sizeof(BlockWork) == 40);
+static_assert(sizeof(BlockWork) == 32);
 // Read anew, whatever the compiler remembers of it.
 __device__ inline BlockWork ReadWork(const BlockWork& work) {
-  int words[10];
+  int words[8];
 #pragma unroll
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 8; ++i) {
     asm volatile("ld.shared.u32 %0, [%1];"
                  : "=r"(words[i])
                  : "r"(SharedAddress(&work) + 4 * i)
                  : "memory");
   }
   BlockWork read;
-  read.token = words[0], read.first_head = words[1], read.block = words[2];
+  read.token = words[0], read.first_head = words[1];
   BlockRanges& b = read.ranges;
-  b.entries = words[3], b.tiles = words[4], b.ranges = words[5], b.blocks = words[6];
-  b.rank = words[7], b.first = words[8], b.last = words[9];
+  b.entries = words[2], b.tiles = words[3], b.ranges = words[4], b.blocks = words[5];
+  b.first = words[6], b.last = words[7];
   return read;
 }
-// Where a range goes when blocks have several.
+// Where a range goes when a token has several.
 __device__ inline KeptRange& KeptOf(const AttentionParams& p, int range) {
   const auto token = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y);  // and heads
   return static_cast<KeptRange*>(p.kept)[token * p.max_ranges + range];
@@ -188,17 +164,18 @@ __device__ inline void StorePiece(const AttentionParams& p, int32_t token, int h
                : "memory");
 }
 
-// Stores the result of a token's only range, by way of `sums`, where channels lie in their order.
-// inverse: InverseOfSum of heads g and g + 8 of the warp's 16.
+// Stores the result of a token's only range, by way of `results`, where channels lie in their
+// order. inverse: InverseOfSum of heads g and g + 8 of the warp's 16.
 __device__ inline void StoreRange(const AttentionParams& p, int32_t token, int first_head,
-                                  const float (&inverse)[2], const Attended& a, HeadSums* sums) {
+                                  const float (&inverse)[2], const Attended& a,
+                                  HeadResult* results) {
   const int thread = ThreadNow();
   const int lane = thread % 32, group = thread / 128;
   const int first = thread / 32 % 4 * 16;  // of the warp
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     auto* const words =
-        reinterpret_cast<uint32_t*>(sums[first + lane / 4 + 8 * r].channels + 32 * group) +
+        reinterpret_cast<uint32_t*>(results[first + lane / 4 + 8 * r].channels + 32 * group) +
         lane % 4;
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
@@ -210,19 +187,16 @@ __device__ inline void StoreRange(const AttentionParams& p, int32_t token, int f
 #pragma unroll 2
   for (int i = 0; i < 16; ++i) {
     StorePiece(p, token, first_head + first + i, 32 * group + lane,
-               sums[first + i].channels[32 * group + lane]);
+               results[first + i].channels[32 * group + lane]);
   }
 }
 
-// A range's sums of a head's half of the channels, as float16 under a power of two of their own:
-// what is lost is an eighth of what rounding the result to bf16 loses. channels(r, four, words):
-// takes pairs 4 four .. 4 four + 3 that the thread has of its head r of two; stats(head, i, value):
-// the head's maximum, sum and scales.
-template <class Channels, class Stats>
-__device__ inline void PackRange(const RangeStats& of, const Attended& a, const Channels& channels,
-                                 const Stats& stats) {
+// A range's sums, as float16 under a power of two of each head's half of the channels: what is lost
+// is an eighth of what rounding the result to bf16 loses.
+__device__ inline void PackRange(const RangeStats& of, const Attended& a, KeptRange& kept) {
   const int thread = ThreadNow();
   const int lane = thread % 32, group = thread / 128;
+  uint4* const to = &kept.units[thread / 32 % 4 * 4 + group].channels[0][lane];
   float most[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < 128; i += 2) {
@@ -248,43 +222,17 @@ __device__ inline void PackRange(const RangeStats& of, const Attended& a, const 
         const __half2 pair = __floats2half2_rn(at[0] * factor, at[1] * factor);
         words[t] = *reinterpret_cast<const uint32_t*>(&pair);
       }
-      channels(r, four, words);
+      to[(2 * r * kUnitFours + four) * 32] = {words[0], words[1], words[2], words[3]};
     }
     if (lane % 4 == 0) {
-      const int head = thread / 32 % 4 * 16 + lane / 4 + 8 * r;
-      stats(head, 2 + group, __uint_as_float(static_cast<uint32_t>(exponent) << 23));
+      float* const stats = &kept.stats[thread / 32 % 4 * 16 + lane / 4 + 8 * r].x;
+      stats[2 + group] = __uint_as_float(static_cast<uint32_t>(exponent) << 23);
       if (group == 0) {
-        stats(head, 0, of.max[r]);
-        stats(head, 1, of.sum[r]);
+        stats[0] = of.max[r];
+        stats[1] = of.sum[r];
       }
     }
   }
-}
-__device__ inline void PackRange(const RangeStats& of, const Attended& a, HeadSums* sums) {
-  const int thread = ThreadNow(), lane = thread % 32;
-  // Of the thread's first head and pair.
-  auto* const to = reinterpret_cast<uint32_t*>(sums[thread / 32 % 4 * 16 + lane / 4].channels +
-                                               32 * (thread / 128)) +
-                   lane % 4;
-  PackRange(
-      of, a,
-      [&](int r, int four, const uint32_t(&words)[4]) {
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          to[8 * r * int{sizeof(HeadSums) / 4} + 16 * four + 4 * t] = words[t];
-        }
-      },
-      [&](int head, int i, float value) { (&sums[head].max)[i] = value; });
-}
-__device__ inline void PackRange(const RangeStats& of, const Attended& a, KeptRange& kept) {
-  const int thread = ThreadNow();
-  uint4* const to = &kept.units[thread / 32 % 4 * 4 + thread / 128].channels[0][thread % 32];
-  PackRange(
-      of, a,
-      [&](int r, int four, const uint32_t(&words)[4]) {
-        to[(2 * r * kUnitFours + four) * 32] = {words[0], words[1], words[2], words[3]};
-      },
-      [&](int head, int i, float value) { (&kept.stats[head].x)[i] = value; });
 }
 
 // Finds the factors of `count` heads, those of kAtOnce passes over the threads beside each other.
@@ -360,64 +308,16 @@ __device__ inline void StoreKeptPiece(const AttentionParams& p, int32_t token, i
   StorePiece(p, token, head, piece, {out[0], out[1], out[2], out[3]});
 }
 
-// What the blocks of a token share its heads by: heads [begin, begin + count) are this one's.
-struct Share {
-  int begin, count;
-
-  __device__ explicit Share(const BlockRanges& b)
-      : begin(b.ShareBegin(b.rank)), count(b.ShareBegin(b.rank + 1) - begin) {}
-};
-
-// Sends the other blocks of the token their shares of the block's last range, and waits for theirs.
-// It has arrived at the cluster's barrier after it read its tiles.
-__device__ inline void ExchangeRanges(const BlockRanges& b, const HeadSums* sums,
-                                      HeadSums* received, uint64_t* arrived) {
-  const int thread = ThreadNow();
-  ClusterWait();  // nobody reads tiles any more
-  // Warps share the copies; one sends a copy after the other.
-  const int to = thread / 32 + kConsumerThreads / 32 * (thread % 32);
-  if (to < b.blocks && to != b.rank) {
-    const int first = b.ShareBegin(to), heads = b.ShareBegin(to + 1) - first;
-    CopyRemote(received + b.rank * heads, sums + first,
-               static_cast<uint32_t>(heads * sizeof(HeadSums)), arrived, static_cast<uint32_t>(to));
-  }
-  BarrierWaitCluster(arrived, 0);
-}
-
-// Adds up the ranges of a token, each of them a block's, block by block a share of the heads. sums:
-// of this block's range; received: room for the others'; sinks: of all heads; arrived: expects as
-// many bytes as they send.
-__device__ inline void MergeRanges(const AttentionParams& p, const BlockWork& work,
-                                   const HeadSums* sums, HeadSums* received, const float* sinks,
-                                   HeadFactors* factors, uint64_t* arrived) {
-  const BlockRanges& b = work.ranges;
-  const Share share(b);
-  FenceForWgmma();
-  ConsumerBarrier();
-  ExchangeRanges(b, sums, received, arrived);
-  const auto sums_of = [&](int range, int head) -> const HeadSums& {
-    return range == b.rank ? sums[share.begin + head] : received[range * share.count + head];
-  };
-  FindFactors<1>(
-      sinks + share.begin, share.count, b.ranges,
-      [&](int range, int head) {
-        return *reinterpret_cast<const float4*>(&sums_of(range, head).max);
-      },
-      factors);
-  ConsumerBarrier();
-  ClusterArriveRelaxed();  // what others sent has left them
-  const int thread = ThreadNow(), piece = thread % 64;
-#pragma unroll 1
-  for (int head = thread / 64; head < share.count; head += 4) {
-    StorePiece(p, work.token, work.first_head + share.begin + head, piece,
-               AddPiece(b.ranges, piece, factors[head],
-                        [&](int i) { return sums_of(i, head).channels[piece]; }));
-  }
-  ClusterWait();
-}
-
 // A unit of all ranges on its way from memory; as many of them as there is room for.
 constexpr int kMostOnTheirWay = 8;
+struct UnitBarriers {
+  uint64_t ready[kMostOnTheirWay], used[kMostOnTheirWay];
+
+  __device__ void Init() {
+    for (uint64_t& barrier : ready) BarrierInit(&barrier, 1);
+    for (uint64_t& barrier : used) BarrierInit(&barrier, kConsumerThreads / 32);
+  }
+};
 
 // Asks for a unit of all ranges, one after the other. Warps share the copies.
 __device__ inline void AskForUnit(const AttentionParams& p, int ranges, int unit, KeptUnit* to,
@@ -441,53 +341,45 @@ __device__ inline void AddUnit(const AttentionParams& p, int32_t token, int firs
                           [&](int i) { return kept[i].channels[four][lane]; }));
 }
 
-// The same where blocks have several ranges, which all are in memory: block by block a share of the
-// units. room: for `room_units` of them, less what factors take.
+// Adds up the ranges of a token, all of them this block's and in memory, unit by unit. room: for
+// `room_units` units, less what factors take.
 __device__ inline void MergeKeptRanges(const AttentionParams& p, const BlockWork& work,
                                        const float* sinks, KeptUnit* room, int room_units,
-                                       uint64_t* ready) {
-  const BlockRanges& b = work.ranges;
-  const int begin = QuickDivide(kUnits * b.rank, b.blocks);
-  const int end = QuickDivide(kUnits * (b.rank + 1), b.blocks);
-  if (b.blocks > 1) {
-    ClusterWait();  // all ranges are in memory
-  } else {
-    ConsumerBarrier();
-  }
+                                       UnitBarriers& barriers) {
+  const int ranges = work.ranges.ranges;
   asm volatile("fence.proxy.async.global;" ::: "memory");
   constexpr int kFactorUnits =
       (kBlockHeads * sizeof(HeadFactors) + sizeof(KeptUnit) - 1) / sizeof(KeptUnit);
   auto* const factors = reinterpret_cast<HeadFactors*>(room);
   room += kFactorUnits;
-  const int slots = min(kMostOnTheirWay, QuickDivide(room_units - kFactorUnits, b.ranges));
-  const auto ask = [&](int unit, int slot) {
-    if (unit < end) AskForUnit(p, b.ranges, unit, room + slot * b.ranges, &ready[slot]);
-  };
+  const int slots = min(kMostOnTheirWay, QuickDivide(room_units - kFactorUnits, ranges));
 #pragma unroll 1
-  for (int slot = 0; slot < slots; ++slot) ask(begin + slot, slot);
-  const int first_head = begin / 2 * kUnitHeads;
+  for (int slot = 0; slot < slots; ++slot) {
+    AskForUnit(p, ranges, slot, room + slot * ranges, &barriers.ready[slot]);
+  }
   FindFactors<4>(
-      sinks + first_head, (end + 1) / 2 * kUnitHeads - first_head, b.ranges,
-      [&](int range, int head) { return KeptOf(p, range).stats[first_head + head]; }, factors);
+      sinks, kBlockHeads, ranges, [&](int range, int head) { return KeptOf(p, range).stats[head]; },
+      factors);
   ConsumerBarrier();
   int slot = 0;
   uint32_t phase = 0;
 #pragma unroll 1
-  for (int unit = begin; unit < end; ++unit) {
-    BarrierWait(&ready[slot], phase);
+  for (int unit = 0; unit < kUnits; ++unit) {
+    BarrierWait(&barriers.ready[slot], phase);
     const int head = unit / 2 * kUnitHeads;
-    AddUnit(p, work.token, work.first_head + head, unit, b.ranges, room + slot * b.ranges,
-            factors + head - first_head);
-    if (unit + slots < end) {
-      ConsumerBarrier();
-      ask(unit + slots, slot);
+    AddUnit(p, work.token, work.first_head + head, unit, ranges, room + slot * ranges,
+            factors + head);
+    if (unit + slots < kUnits) {
+      WarpArrive(&barriers.used[slot]);
+      if (ThreadNow() % 32 == 0) BarrierWait(&barriers.used[slot], phase);
+      AskForUnit(p, ranges, unit + slots, room + slot * ranges, &barriers.ready[slot]);
     }
     if (++slot == slots) slot = 0, phase ^= 1;
   }
 }
 
-// The same as a kernel of its own, where a token's blocks are no cluster and leave all ranges in
-// memory: a block adds up a unit.
+// The same as a kernel of its own, where several blocks have ranges of a token: a block adds up a
+// unit.
 struct MergeApartShared {
   KeptUnit kept[kMaxRanges];
   float4 stats[kMaxRanges][kUnitHeads];
@@ -513,23 +405,27 @@ __global__ void __launch_bounds__(kConsumerThreads)
   LetNextStart();
   __syncthreads();
   WaitForPrevious();
-  Entries entries;
-  const int ranges = BlockRanges(p, token, 0, &entries).ranges;
-  if (ranges <= 1 || first_head >= p.heads) return;
-  if (thread < 32) {
+  if (first_head >= p.heads) return;
+  const auto ask = [&](int ranges) {
+    if (thread >= 32) return;
     asm volatile("fence.proxy.async.global;" ::: "memory");
     if (thread == 0) {
       BarrierArriveExpecting(&s.ready,
                              ranges * static_cast<uint32_t>(sizeof(KeptUnit) + sizeof(s.stats[0])));
     }
     __syncwarp();
-    if (thread < ranges) {
-      const KeptRange& from = KeptOf(p, thread);
-      CopyBulk(s.stats[thread], from.stats + of_group, sizeof(s.stats[0]), &s.ready);
-      CopyBulk(s.kept + thread, &from.units[unit], sizeof(KeptUnit), &s.ready);
-    }
-  }
-  BarrierWait(&s.ready, 0);
+    if (thread >= ranges) return;
+    const KeptRange& from = KeptOf(p, thread);
+    CopyBulk(s.stats[thread], from.stats + of_group, sizeof(s.stats[0]), &s.ready);
+    CopyBulk(s.kept + thread, &from.units[unit], sizeof(KeptUnit), &s.ready);
+  };
+  // Ranges of few tokens are on their way before it is known how many there are.
+  if (p.eager) ask(p.max_ranges);
+  Entries entries;
+  const int ranges = BlockRanges(p, token, 0, &entries).ranges;
+  if (!p.eager && ranges > 1) ask(ranges);
+  if (p.eager || ranges > 1) BarrierWait(&s.ready, 0);
+  if (ranges <= 1) return;
   FindFactors<1>(
       s.sinks, kUnitHeads, ranges, [&](int range, int head) { return s.stats[range][head]; },
       s.factors);

@@ -40,7 +40,7 @@ struct AttentionParams {
   // Of the kernel on tensor cores.
   int32_t first_token;  // of the launch
   int blocks;           // that share a token's ranges
-  bool apart;           // which are no cluster and leave all of them in memory
+  bool eager;           // from where as many as a token may have are fetched
   int max_ranges;       // of a token of the step
   void* kept;           // KeptRange [tokens and 64 heads of the launch, max_ranges]
 };
