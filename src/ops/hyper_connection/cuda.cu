@@ -415,8 +415,8 @@ __global__ void __launch_bounds__(MostTeams(kTokens) * kTeam + 32)
                        (p.rows + kTokens - 1) / kTokens,
                        clusters * p.teams};
 
-  // One thread initialises all barriers: lanes would take turns, and racecheck takes several
-  // barriers of one instruction for those of its first lane.
+  // One thread initialises all barriers: lanes would take turns, and racecheck confuses barriers of
+  // one instruction.
   if (thread == 0) {
 #pragma unroll
     for (int j = 0; j < S; ++j) cuda::BarrierInit(&fn_here[j], 1);
