@@ -1,4 +1,5 @@
 // CompressorCuda against the reference, and against itself for every way to cut a prompt.
+#include <array>
 #include <cstring>
 #include <random>
 
@@ -73,44 +74,63 @@ double Tolerance(const CompressorOptions& options) {
   return 0;
 }
 
+// Three sequences go through the steps; `tokens` are theirs in the end.
+void ExpectMatchesReference(CompressorOptions options, const std::vector<Chunks>& steps,
+                            std::array<int32_t, 3> tokens) {
+  SCOPED_TRACE(NameOf(options));
+  options.sequences = 3;
+  CompressorScenario expected(options), got(options);
+  for (const Chunks& step : steps) {
+    expected.Step(step, nullptr);
+    StepOnDevice(got, step);
+  }
+  for (int s = 0; s < 3; ++s) {
+    for (int32_t row = 0; row < tokens[s] / options.ratio; ++row) {
+      ASSERT_LT(RelativeL2(got.Row(s, row), expected.Row(s, row)), Tolerance(options))
+          << "sequence " << s << " row " << row;
+    }
+    const std::vector<float> state = got.StateFloats(s), wanted = expected.StateFloats(s);
+    if (options.ratio == 4) {
+      EXPECT_EQ(0, std::memcmp(state.data(), wanted.data(), state.size() * sizeof(float)));
+    } else {
+      EXPECT_LT(RelativeL2(state, wanted), 3e-6);
+    }
+  }
+  // What the reference left alone, which 64 bytes of 0xff show, is left alone.
+  const std::vector<std::byte> untouched(64, std::byte{0xff});
+  for (size_t i = 0; i + 64 <= got.pages().size(); i += 64) {
+    const auto same = [&](const std::vector<std::byte>& pages) {
+      return std::equal(untouched.begin(), untouched.end(), pages.begin() + i);
+    };
+    ASSERT_EQ(same(got.pages()), same(expected.pages())) << "byte " << i;
+  }
+}
+
 TEST(CompressorCuda, MatchesReferenceInEveryInstanceFormatAndStep) {
   FATHOM_NEEDS_DEVICE();
-  for (CompressorOptions options : Instances()) {
-    SCOPED_TRACE(NameOf(options));
-    options.sequences = 3;
-    CompressorScenario expected(options), got(options);
-    const std::vector<Chunks> steps = {
-        {{0, 0, 1}, {2, 0, 3}},
-        {{2, 3, 1}, {0, 1, 2}, {1, 0, 127}},
-        {{0, 3, 1}, {1, 127, 1}, {2, 4, 129}},
-        {{1, 128, 500}, {0, 4, 4}},
-        {{0, 8, 120}, {1, 628, 7}, {2, 133, 128}},
-    };
-    for (const Chunks& step : steps) {
-      expected.Step(step, nullptr);
-      StepOnDevice(got, step);
-    }
-    const int32_t tokens[] = {128, 635, 261};
-    for (int s = 0; s < 3; ++s) {
-      for (int32_t row = 0; row < tokens[s] / options.ratio; ++row) {
-        ASSERT_LT(RelativeL2(got.Row(s, row), expected.Row(s, row)), Tolerance(options))
-            << "sequence " << s << " row " << row;
-      }
-      const std::vector<float> state = got.StateFloats(s), wanted = expected.StateFloats(s);
-      if (options.ratio == 4) {
-        EXPECT_EQ(0, std::memcmp(state.data(), wanted.data(), state.size() * sizeof(float)));
-      } else {
-        EXPECT_LT(RelativeL2(state, wanted), 3e-6);
-      }
-    }
-    // What the reference left alone, which 64 bytes of 0xff show, is left alone.
-    const std::vector<std::byte> untouched(64, std::byte{0xff});
-    for (size_t i = 0; i + 64 <= got.pages().size(); i += 64) {
-      const auto same = [&](const std::vector<std::byte>& pages) {
-        return std::equal(untouched.begin(), untouched.end(), pages.begin() + i);
-      };
-      ASSERT_EQ(same(got.pages()), same(expected.pages())) << "byte " << i;
-    }
+  for (const CompressorOptions& options : Instances()) {
+    ExpectMatchesReference(options,
+                           {{{0, 0, 1}, {2, 0, 3}},
+                            {{2, 3, 1}, {0, 1, 2}, {1, 0, 127}},
+                            {{0, 3, 1}, {1, 127, 1}, {2, 4, 129}},
+                            {{1, 128, 500}, {0, 4, 4}},
+                            {{0, 8, 120}, {1, 628, 7}, {2, 133, 128}}},
+                           {128, 635, 261});
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(CompressorCuda, SmallStepsOfEveryKernel) {
+  FATHOM_NEEDS_DEVICE();
+  for (const CompressorOptions& options :
+       {CompressorOptions{.ratio = 4, .format = RowFormat::kFp8Main},
+        CompressorOptions{.channels = kIndexDim, .format = RowFormat::kFp4Index},
+        CompressorOptions{.ratio = 128, .format = RowFormat::kBf16}}) {
+    const int32_t first = options.ratio == 4 ? 7 : 127;
+    ExpectMatchesReference(options,
+                           {{{0, 0, first}, {1, 0, 1}, {2, 0, 3}}, {{0, first, 2}, {2, 3, 1}}},
+                           {first + 2, 1, 4});
+    if (HasFatalFailure()) return;
   }
 }
 

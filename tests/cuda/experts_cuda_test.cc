@@ -93,16 +93,54 @@ PaddedMatrix RunCuda(const Layer& layer, const PaddedMatrix& z, const Choice& ch
   return out.Download();
 }
 
+struct Case {
+  WeightFormat routed, shared;
+  int64_t width, inner;
+  int experts, k;
+
+  Layer MakeLayer() const { return {routed, shared, width, inner, experts}; }
+};
+
+void ExpectMatchesReference(const Case& c, const Layer& layer, int64_t rows, Numerics numerics) {
+  SCOPED_TRACE("rows " + std::to_string(rows) + " width " + std::to_string(c.width) + " experts " +
+               std::to_string(c.experts) + (numerics == Numerics::kProduct ? " product" : ""));
+  const Choice choice(rows, c.experts, c.k, static_cast<uint32_t>(rows));
+  PaddedMatrix z(rows, c.width, 0);
+  z.Randomise(3, numerics == Numerics::kProduct);
+  PaddedMatrix expected(rows, c.width, 0);
+  ExpertsArgs args = Args(layer, c.k, numerics);
+  args.z = z.view();
+  args.y = expected.view();
+  args.chosen = choice.chosen.data();
+  args.weights = choice.weights.data();
+  ForRowSlices(rows, [&](int64_t first, int64_t count) {
+    ExpertsArgs slice = args;
+    slice.z = RowsOf(args.z, first, count);
+    slice.y = RowsOf(args.y, first, count);
+    slice.chosen = args.chosen + first * c.k;
+    slice.weights = args.weights + first * c.k;
+    ExpertsReference(slice);
+  });
+  const PaddedMatrix got = RunCuda(layer, z, choice, numerics, rows % 2 == 0 ? 0 : 5);
+  // kProduct rounds g, u and a to bf16 and a to e4m3 (2^-4 relative): a sum that differs in
+  // its last bit may cross one of those edges, which moves one term of many by that much.
+  const bool product = numerics == Numerics::kProduct;
+  ASSERT_LE(RelativeL2(got.data, expected.data), product ? 1e-2 : 1e-5);
+  double largest = 0;
+  double worst = 0;
+  for (size_t i = 0; i < got.data.size(); ++i) {
+    largest = std::max<double>(largest, std::fabs(expected.data[i]));
+    worst = std::max<double>(worst, std::fabs(got.data[i] - expected.data[i]));
+  }
+  ASSERT_LE(worst, (product ? 0.02 : 1e-5) * largest);
+}
+
+constexpr auto kFp4 = WeightFormat::kFp4Block32;
+constexpr auto kFp8 = WeightFormat::kFp8Block128;
+constexpr auto kBf16 = WeightFormat::kBF16;
+
 TEST(ExpertsCuda, EveryFormatMatchesTheReference) {
   FATHOM_NEEDS_DEVICE();
-  struct Case {
-    WeightFormat routed, shared;
-    int64_t width, inner;
-    int experts, k;
-  };
-  constexpr auto kFp4 = WeightFormat::kFp4Block32;
-  constexpr auto kFp8 = WeightFormat::kFp8Block128;
-  constexpr auto kBf16 = WeightFormat::kBF16;
   constexpr Case kCases[] = {
       {kFp4, kFp8, 256, 256, 8, 2},  {kFp4, kFp8, 320, 96, 12, 3},
       {kFp4, kFp8, 96, 160, 5, 3},   {kFp4, kFp8, 64, 64, 70, 6},
@@ -110,44 +148,38 @@ TEST(ExpertsCuda, EveryFormatMatchesTheReference) {
       {kBf16, kBf16, 40, 100, 6, 2}, {WeightFormat::kF32, kFp8, 32, 64, 2, 1},
   };
   for (const Case& c : kCases) {
-    const Layer layer(c.routed, c.shared, c.width, c.inner, c.experts);
+    const Layer layer = c.MakeLayer();
     for (const int64_t rows : {1, 2, 3, 7, 8, 9, 16, 127, 129, 512}) {
       if (rows * (c.k + 1) * c.width * c.inner > 50'000'000) continue;  // the reference is slow
-      const Choice choice(rows, c.experts, c.k, static_cast<uint32_t>(rows));
       for (const auto numerics : {Numerics::kProduct, Numerics::kReference}) {
-        SCOPED_TRACE("rows " + std::to_string(rows) + " width " + std::to_string(c.width) +
-                     " experts " + std::to_string(c.experts) +
-                     (numerics == Numerics::kProduct ? " product" : ""));
-        PaddedMatrix z(rows, c.width, 0);
-        z.Randomise(3, numerics == Numerics::kProduct);
-        PaddedMatrix expected(rows, c.width, 0);
-        ExpertsArgs args = Args(layer, c.k, numerics);
-        args.z = z.view();
-        args.y = expected.view();
-        args.chosen = choice.chosen.data();
-        args.weights = choice.weights.data();
-        ForRowSlices(rows, [&](int64_t first, int64_t count) {
-          ExpertsArgs slice = args;
-          slice.z = RowsOf(args.z, first, count);
-          slice.y = RowsOf(args.y, first, count);
-          slice.chosen = args.chosen + first * c.k;
-          slice.weights = args.weights + first * c.k;
-          ExpertsReference(slice);
-        });
-        const PaddedMatrix got = RunCuda(layer, z, choice, numerics, rows % 2 == 0 ? 0 : 5);
-        // kProduct rounds g, u and a to bf16 and a to e4m3 (2^-4 relative): a sum that differs in
-        // its last bit may cross one of those edges, which moves one term of many by that much.
-        const bool product = numerics == Numerics::kProduct;
-        ASSERT_LE(RelativeL2(got.data, expected.data), product ? 1e-2 : 1e-5);
-        double largest = 0;
-        double worst = 0;
-        for (size_t i = 0; i < got.data.size(); ++i) {
-          largest = std::max<double>(largest, std::fabs(expected.data[i]));
-          worst = std::max<double>(worst, std::fabs(got.data[i] - expected.data[i]));
-        }
-        ASSERT_LE(worst, (product ? 0.02 : 1e-5) * largest);
+        ExpectMatchesReference(c, layer, rows, numerics);
+        if (HasFatalFailure()) return;
       }
     }
+  }
+}
+
+// Every kernel, with as little work as lets every stage of its ring be filled again.
+TEST(ExpertsCuda, SmallLayersOfEveryKernel) {
+  FATHOM_NEEDS_DEVICE();
+  struct Small {
+    Case c;
+    std::vector<int64_t> rows;
+  };
+  const Small smalls[] = {
+      {{kFp4, kFp8, 1280, 1184, 3, 2}, {1}},   // a single token
+      {{kFp4, kFp8, 704, 64, 2, 1}, {5, 70}},  // streamed, in tiles of 64 rows
+      {{kFp8, kFp4, 96, 64, 2, 1}, {5, 300}},  // of 128 rows
+      {{kBf16, kBf16, 40, 100, 2, 1}, {5, 70, 300}},
+      {{WeightFormat::kF32, kFp8, 32, 64, 2, 1}, {5}},
+  };
+  for (const Small& small : smalls) {
+    const Layer layer = small.c.MakeLayer();
+    for (const int64_t rows : small.rows) {
+      ExpectMatchesReference(small.c, layer, rows, Numerics::kProduct);
+      if (HasFatalFailure()) return;
+    }
+    ExpectMatchesReference(small.c, layer, 3, Numerics::kReference);
   }
 }
 
@@ -172,22 +204,15 @@ TEST(ExpertsCuda, ARowHasTheSameBitsInEveryBatch) {
 
 TEST(ExpertsCuda, ASingleTokenHasTheBitsOfABatch) {
   FATHOM_NEEDS_DEVICE();
-  struct Case {
-    WeightFormat routed, shared;
-    int64_t width, inner;
-    int experts, top_k;
-  };
-  const auto fp4 = WeightFormat::kFp4Block32, fp8 = WeightFormat::kFp8Block128;
-  for (const Case& c :
-       {Case{fp4, fp8, 1280, 1184, 9, 6}, Case{fp4, fp8, 320, 96, 12, 3},
-        Case{fp4, fp8, 416, 2304, 8, 5}, Case{fp8, fp4, 160, 64, 5, 1},
-        Case{fp8, fp8, 4608, 40, 7, 3}, Case{fp4, fp4, 512, 2048, 8, 6},
-        Case{fp4, WeightFormat::kBF16, 256, 128, 8, 6}, Case{fp4, fp8, 256, 128, 9, 7},
-        // More tiles of outputs than blocks.
-        Case{fp4, fp8, 4352, 416, 6, 3}, Case{fp4, fp8, 4288, 1312, 3, 2}}) {
+  for (const Case& c : {Case{kFp4, kFp8, 1280, 1184, 9, 6}, Case{kFp4, kFp8, 320, 96, 12, 3},
+                        Case{kFp4, kFp8, 416, 2304, 8, 5}, Case{kFp8, kFp4, 160, 64, 5, 1},
+                        Case{kFp8, kFp8, 4608, 40, 7, 3}, Case{kFp4, kFp4, 512, 2048, 8, 6},
+                        Case{kFp4, kBf16, 256, 128, 8, 6}, Case{kFp4, kFp8, 256, 128, 9, 7},
+                        // More tiles of outputs than blocks.
+                        Case{kFp4, kFp8, 4352, 416, 6, 3}, Case{kFp4, kFp8, 4288, 1312, 3, 2}}) {
     constexpr int64_t kAll = 40;
-    const Layer layer(c.routed, c.shared, c.width, c.inner, c.experts);
-    const Choice choice(kAll, c.experts, c.top_k, 3);
+    const Layer layer = c.MakeLayer();
+    const Choice choice(kAll, c.experts, c.k, 3);
     PaddedMatrix z(kAll, c.width, 0);
     z.Randomise(5, true);
     const PaddedMatrix all = RunCuda(layer, z, choice, Numerics::kProduct, 0);

@@ -85,6 +85,22 @@ Seam RunReference(Seam s, int64_t tokens, int64_t d, Numerics numerics, Parts pa
   return s;
 }
 
+void ExpectAgrees(int64_t tokens, int64_t d, Numerics numerics, Parts parts) {
+  SCOPED_TRACE("width " + std::to_string(d) + ", tokens " + std::to_string(tokens) + ", parts " +
+               std::to_string(static_cast<int>(parts)));
+  const Seam input = Input(tokens, d);
+  const Seam want = RunReference(input, tokens, d, numerics, parts);
+  const Seam got = RunDevice(input, tokens, d, numerics, parts, tokens);
+  const double bound = numerics == Numerics::kProduct ? 2e-3 : 1e-5;
+  EXPECT_LT(RelativeL2(got.x, want.x), bound);
+  EXPECT_LT(RelativeL2(got.post, want.post), 2e-4);
+  EXPECT_LT(RelativeL2(got.comb, want.comb), 2e-4);
+  if (parts != Parts::kLast) {
+    EXPECT_LT(RelativeL2(got.z, want.z), bound);
+    EXPECT_LT(RelativeL2(got.u, want.u), bound);
+  }
+}
+
 TEST(HyperConnectionCuda, AgreesWithReference) {
   FATHOM_NEEDS_DEVICE();
   for (Numerics numerics : {Numerics::kProduct, Numerics::kReference}) {
@@ -92,22 +108,25 @@ TEST(HyperConnectionCuda, AgreesWithReference) {
       for (int64_t d : {64, 256, 320, 4096, 7168}) {
         for (int64_t tokens : {1, 3, 129}) {
           if (tokens == 129 && d > 4000) continue;
-          SCOPED_TRACE("width " + std::to_string(d) + ", tokens " + std::to_string(tokens) +
-                       ", parts " + std::to_string(static_cast<int>(parts)));
-          const Seam input = Input(tokens, d);
-          const Seam want = RunReference(input, tokens, d, numerics, parts);
-          const Seam got = RunDevice(input, tokens, d, numerics, parts, tokens);
-          const double bound = numerics == Numerics::kProduct ? 2e-3 : 1e-5;
-          EXPECT_LT(RelativeL2(got.x, want.x), bound);
-          EXPECT_LT(RelativeL2(got.post, want.post), 2e-4);
-          EXPECT_LT(RelativeL2(got.comb, want.comb), 2e-4);
-          if (parts != Parts::kLast) {
-            EXPECT_LT(RelativeL2(got.z, want.z), bound);
-            EXPECT_LT(RelativeL2(got.u, want.u), bound);
-          }
+          ExpectAgrees(tokens, d, numerics, parts);
         }
       }
     }
+  }
+}
+
+// Every number of tokens that a team takes at a time, with one team and two, once and several times
+// over.
+TEST(HyperConnectionCuda, SmallSeamsOfEveryKernel) {
+  FATHOM_NEEDS_DEVICE();
+  for (const Parts parts : {Parts::kAll, Parts::kFirst, Parts::kLast, Parts::kHead}) {
+    for (const int64_t tokens : {1, 3}) {
+      ExpectAgrees(tokens, 320, Numerics::kProduct, parts);
+      ExpectAgrees(tokens, 64, Numerics::kReference, parts);
+    }
+  }
+  for (const int64_t tokens : {10, 20, 40, 70, 129}) {
+    ExpectAgrees(tokens, 64, Numerics::kProduct, Parts::kAll);
   }
 }
 

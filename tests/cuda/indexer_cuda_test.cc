@@ -630,6 +630,28 @@ TEST(IndexerCuda, OneLaunchWithNanWeightsAndPadding) {
   }
 }
 
+// Every kernel of a step with little work; rings have a test of their own.
+TEST(IndexerCuda, SmallStepsOfEveryKernel) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : kFormats) {
+    Case c;
+    c.format = format;
+    c.parts = {{300, 3}, {5, 1}, {1061, 1}};
+    ExpectMatchesReference(c);
+  }
+  Case c;
+  c.numerics = Numerics::kReference;
+  c.parts = {{300, 2}};
+  ExpectMatchesReference(c);
+  for (const RowFormat format : kPackedFormats) {  // one launch, its tiles in all blocks
+    Case few;
+    few.format = format;
+    few.heads = 64;
+    few.parts = {{2700, 1}, {900, 1}};
+    ExpectOneLaunchGivesTheSame(Fixture(few));
+  }
+}
+
 // The same rows in pages of half a tile, which no bulk copy can fetch: not by a ring, then.
 void HalvePages(Fixture* f) {
   const PagedRows from = f->keys;
@@ -698,6 +720,20 @@ TEST(IndexerCuda, ScansGoThroughTheirRingManyTimes) {
         ExpectRingGivesTheSame(&f);
       }
     }
+  }
+}
+
+// Some ten tiles a block: every stage is filled at least twice. Selections read groups.
+TEST(IndexerCuda, SmallRing) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : kPackedFormats) {
+    Case c;
+    c.format = format;
+    c.top_k = 64;
+    c.max_pages = 31;
+    for (int32_t s = 0; s < 10; ++s) c.parts.push_back({70'000 - 700 * s, 1});
+    Fixture f(c);
+    ExpectRingGivesTheSame(&f);
   }
 }
 

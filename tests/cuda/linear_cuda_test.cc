@@ -94,6 +94,53 @@ TEST(LinearCuda, EveryFormatAndShapeMatchesTheReference) {
   }
 }
 
+// Every kernel, with as little work as lets every stage of its ring be filled again.
+TEST(LinearCuda, SmallProductsOfEveryKernel) {
+  FATHOM_NEEDS_DEVICE();
+  constexpr auto kBf16 = WeightFormat::kBF16;
+  constexpr auto kFp8 = WeightFormat::kFp8Block128;
+  constexpr auto kFp4 = WeightFormat::kFp4Block32;
+  constexpr int64_t kByWarp = 264 * 8 / 2 * 16;  // outputs of enough jobs for half of all warps
+  struct Small {
+    WeightFormat format;
+    int64_t out, in;
+    std::vector<int64_t> rows;
+  };
+  const Small smalls[] = {
+      // Streamed, a block a job: up to 8 rows quantised by the block or before, up to 16, up to 32.
+      {kFp8, 24, 5120, {1, 8, 9}},
+      {kFp8, 40, 640, {3, 17, 33}},
+      {kFp4, 24, 9216, {1, 8, 9}},
+      {kFp4, 40, 640, {3, 17}},
+      {kBf16, 24, 3072, {1, 9, 17}},
+      // A warp a job.
+      {kFp8, kByWarp, 640, {1}},
+      {kFp8, kByWarp, 128, {9, 17}},
+      {kFp4, kByWarp, 1152, {1}},
+      {kFp4, kByWarp, 128, {9}},
+      {kBf16, kByWarp, 384, {1}},
+      {kBf16, kByWarp, 128, {9, 17}},
+      // Tiles of 64 and of 128 rows.
+      {kFp8, 136, 704, {40, 70}},
+      {kFp4, 136, 704, {40, 70}},
+      {kBf16, 136, 320, {40, 70}},
+      {WeightFormat::kF32, 72, 96, {33}},
+  };
+  for (const Small& small : smalls) {
+    const OwnedWeight owned(small.format, small.out, small.in, 7);
+    const LinearWeight device = OnDevice(owned.weight);
+    for (const int64_t rows : small.rows) {
+      // 33 rows are streamed, more are cut into tiles.
+      Compare(owned, device, rows, Numerics::kProduct, false, DType::kBF16, DType::kF32,
+              rows <= 33 ? 5 : 8);
+      if (HasFatalFailure()) return;
+    }
+  }
+  const OwnedWeight owned(kFp8, 72, 96, 7);
+  Compare(owned, OnDevice(owned.weight), 33, Numerics::kReference, false, DType::kF32, DType::kF32,
+          3);
+}
+
 TEST(LinearCuda, OddInputsAndFloatRowsAreLegal) {
   FATHOM_NEEDS_DEVICE();
   for (const auto format : kFormats) {

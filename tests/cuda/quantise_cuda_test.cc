@@ -37,20 +37,19 @@ void Round(RowRounding rounding, float* row) {
   }
 }
 
-void Check(RowFormat format, int channels, RowRounding rounding) {
-  constexpr int kRows = 257;
-  const int64_t bytes = kRows * (RowDataBytes(format, channels) + RowScaleBytes(format));
-  std::vector<float> x = Rows(kRows, channels);
+void Check(RowFormat format, int channels, RowRounding rounding, int count = 257) {
+  const int64_t bytes = count * (RowDataBytes(format, channels) + RowScaleBytes(format));
+  std::vector<float> x = Rows(count, channels);
   const DeviceArray<float> in(x);
   DeviceArray<std::byte> page(bytes);
-  DeviceArray<float> decoded(int64_t{kRows} * channels), single(int64_t{kRows} * channels);
-  RoundEncodeDecode(rounding, {page.data(), bytes, kRows, channels, format}, kRows, in.data(),
+  DeviceArray<float> decoded(int64_t{count} * channels), single(int64_t{count} * channels);
+  RoundEncodeDecode(rounding, {page.data(), bytes, count, channels, format}, count, in.data(),
                     decoded.data(), single.data(), nullptr);
 
   std::vector<std::byte> want(bytes, std::byte{0xff});
   std::vector<float> values(x.size());
-  const PagedRows rows{want.data(), bytes, kRows, channels, format};
-  for (int r = 0; r < kRows; ++r) {
+  const PagedRows rows{want.data(), bytes, count, channels, format};
+  for (int r = 0; r < count; ++r) {
     float* row = x.data() + int64_t{r} * channels;
     Round(rounding, row);
     EncodeRow(format, channels, row, rows.data(0, r), rows.scale(0, r));
@@ -83,6 +82,13 @@ TEST(QuantiseCuda, EveryRoundingIsBitEqualWithTheReference) {
     SCOPED_TRACE(static_cast<int>(rounding));
     Check(RowFormat::kF32, kIndexDim, rounding);
   }
+}
+
+TEST(QuantiseCuda, SmallRows) {
+  FATHOM_NEEDS_DEVICE();
+  Check(RowFormat::kFp8Main, kHeadDim, RowRounding::kKv, 5);
+  Check(RowFormat::kFp4Index, kIndexDim, RowRounding::kHadamard, 5);
+  Check(RowFormat::kFp8Index, kIndexDim, RowRounding::kFp8Block, 5);
 }
 
 }  // namespace

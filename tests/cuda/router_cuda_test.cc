@@ -52,20 +52,22 @@ Routes Device(const Input& in) {
   return {experts.Download(), weights.Download()};
 }
 
+void ExpectAgrees(int64_t experts, int64_t tokens) {
+  Input in;
+  in.tokens = tokens;
+  in.k = experts >= 256 ? 8 : 3;
+  in.scale = 2.5f;
+  in.logits = RandomFloats(tokens * experts, experts, 4.0f);
+  in.bias = RandomFloats(experts, 1);
+  const Routes want = Reference(in), got = Device(in);
+  EXPECT_EQ(got.experts, want.experts);
+  EXPECT_LT(RelativeL2(got.weights, want.weights), 1e-6);
+}
+
 TEST(RouterCuda, AgreesWithReference) {
   FATHOM_NEEDS_DEVICE();
   for (int64_t experts : {8, 12, 256, 384, 500, 512}) {
-    for (int64_t tokens : {1, 3, 127, 129}) {
-      Input in;
-      in.tokens = tokens;
-      in.k = experts >= 256 ? 8 : 3;
-      in.scale = 2.5f;
-      in.logits = RandomFloats(tokens * experts, experts, 4.0f);
-      in.bias = RandomFloats(experts, 1);
-      const Routes want = Reference(in), got = Device(in);
-      EXPECT_EQ(got.experts, want.experts);
-      EXPECT_LT(RelativeL2(got.weights, want.weights), 1e-6);
-    }
+    for (int64_t tokens : {1, 3, 127, 129}) ExpectAgrees(experts, tokens);
   }
 }
 
@@ -145,8 +147,8 @@ Gate MakeGate(int64_t experts, int64_t in, int64_t tokens, bool hash) {
   return gate;
 }
 
-// One launch gives the bits of the two.
-void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0) {
+// One launch gives the bits of the two, also `in_a_row` times.
+void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0, int in_a_row = 20) {
   const LinearWeight host{.format = WeightFormat::kBF16,
                           .out = gate.experts,
                           .in = gate.in,
@@ -192,7 +194,7 @@ void ExpectSameBitsTogether(const Gate& gate, int64_t gap = 0) {
   GateAndRouteCuda(product, route, nullptr);
   EXPECT_EQ(result(), want);
   // Launches that begin while those before them still run.
-  for (int i = 0; i < 20; ++i) GateAndRouteCuda(product, route, nullptr);
+  for (int i = 0; i < in_a_row; ++i) GateAndRouteCuda(product, route, nullptr);
   EXPECT_EQ(result(), want) << "launches in a row";
 }
 
@@ -213,6 +215,20 @@ TEST(RouterCuda, WithItsGateTheSameBits) {
         SCOPED_TRACE(Describe(gate));
         ExpectSameBitsTogether(gate, tokens == 3 ? 24 : 0);
       }
+    }
+  }
+}
+
+// Every kernel with little work; the last gate's weights pass through rings of stages.
+TEST(RouterCuda, SmallRoutesAndGatesOfEveryKernel) {
+  FATHOM_NEEDS_DEVICE();
+  for (const int64_t experts : {12, 384, 512}) ExpectAgrees(experts, 2);
+  for (const auto& [experts, in] :
+       {std::pair<int64_t, int64_t>{32, 1160}, {260, 640}, {384, 4608}}) {
+    for (const int64_t tokens : {1, 3}) {
+      const Gate gate = MakeGate(experts, in, tokens, /*hash=*/tokens == 3);
+      SCOPED_TRACE(Describe(gate));
+      ExpectSameBitsTogether(gate, 0, 2);
     }
   }
 }

@@ -97,6 +97,22 @@ TEST(SamplingCuda, IsTheReferenceForEverySetting) {
   }
 }
 
+// Every pass of the kernel, for few tokens.
+TEST(SamplingCuda, SmallVocabulary) {
+  FATHOM_NEEDS_DEVICE();
+  Batch batch{.vocabulary = 300};
+  batch.Add({.temperature = 0.0f, .seed = 1});
+  batch.Add({.temperature = 1.0f, .min_p = 0.05f, .seed = 2});
+  batch.Add({.temperature = 1.0f, .top_p = 0.9f, .top_k = 20, .seed = 3});
+  batch.params.back().logit_bias = {{7, 2.0f}, {7, 1.0f}, {299, -1.0f}};
+  batch.params.back().repetition_penalty = 1.3f;
+  batch.logits = Logits(300 * std::ssize(batch.params), 2, 0.5f, 3);
+  batch.counts = {{}, {}, {{7, 1, 2}, {120, 0, 1}}};
+  batch.banned = {{}, {5}, {9, 200}};
+  batch.Finish(3);
+  ExpectTheSame(batch, 4);
+}
+
 TEST(SamplingCuda, BiasPenaltiesAndBansComeInOrder) {
   FATHOM_NEEDS_DEVICE();
   constexpr int64_t kVocabulary = 5'000;

@@ -48,6 +48,7 @@ char* SharedAt(uint32_t address, size_t bytes) {
   if (block != current->home) {
     if (block->alive == 0) Fail("shared memory of a block that has ended");
     if (!block->begun) Fail("shared memory of a block that has not begun");
+    if (block->cluster->phase == 0) Fail("shared memory of a block that may not have begun");
   }
   return block->shared + offset;
 }

@@ -56,8 +56,11 @@ struct TeamShared {
   float incoming[kCluster][kTokens][kRow];
   float incoming_squares[kTokens][kCluster];
   float partial[kWarps][kTokens][kMixes];
-  float squares[kTokens][kMostChunks];  // of the streams, then of the collapsed channels; or zeros
-  uint64_t sums_here, squares_here;     // barriers, a phase for each kTokens tokens
+  // Of the chunks of the streams, and of the collapsed channels; zeros where there is no chunk. A
+  // barrier of the team lies between reading one of the two and writing it again.
+  float squares[kTokens][kMostChunks];
+  float collapsed_squares[kTokens][kMostChunks];
+  uint64_t sums_here, squares_here;  // barriers, a phase for each kTokens tokens
 };
 
 // A team of a block, with the places of its shared memory.
@@ -321,11 +324,11 @@ __device__ void Work(T* x, const T* o, T* u, T* z, const SeamParams& p, const Sh
         squares = __fmaf_rn(sum.y, sum.y, __fmul_rn(sum.x, sum.x));
       }
       squares = cuda::WarpSum(squares);
-      if (lane == 0) s.squares[t][pair / 32] = squares;
+      if (lane == 0) s.collapsed_squares[t][pair / 32] = squares;
     }
     cuda::SyncNamed(1 + team.index, kTeam + (helped ? 32 : 0));
     if (thread < kTokens * kCluster) {
-      const float sum = SumOfChunks(s.squares[thread / kCluster]);
+      const float sum = SumOfChunks(s.collapsed_squares[thread / kCluster]);
       cuda::StoreRemote(&s.incoming_squares[thread / kCluster][share.rank], sum, &s.squares_here,
                         static_cast<uint32_t>(thread % kCluster));
     }
@@ -377,13 +380,14 @@ __device__ void Help(const SeamParams& p, const Share& share, const Team<T, kTok
   }
 }
 
-constexpr int MostTeams(int tokens) {
+__host__ __device__ constexpr int MostTeams(int tokens) {
   return tokens >= 4 ? 2 : 1;
 }
 
 template <class T, int kTokens, int kMixes>
 __global__ void __launch_bounds__(MostTeams(kTokens) * kTeam + 32)
     Seam(T* x, const T* o, T* u, T* z, const __grid_constant__ SeamParams p) {
+  constexpr int kMostTeams = MostTeams(kTokens);
   extern __shared__ __align__(16) unsigned char seam_memory[];
   __shared__ uint64_t fn_here[S];  // a barrier for each stream's part of fn; norm with the last
   const auto thread = static_cast<int>(threadIdx.x);
@@ -411,13 +415,36 @@ __global__ void __launch_bounds__(MostTeams(kTokens) * kTeam + 32)
                        (p.rows + kTokens - 1) / kTokens,
                        clusters * p.teams};
 
-  // What copies need comes first.
-  if (thread < S) {
-    const int rows = kMixes + (thread + 1 == S && p.norm != nullptr ? 1 : 0);
-    cuda::BarrierInit(&fn_here[thread], 1);
-    cuda::BarrierArriveExpecting(&fn_here[thread],
-                                 static_cast<uint32_t>(rows * count) * sizeof(float));
+  // One thread initialises all barriers: lanes would take turns, and racecheck confuses barriers of
+  // one instruction.
+  if (thread == 0) {
+#pragma unroll
+    for (int j = 0; j < S; ++j) cuda::BarrierInit(&fn_here[j], 1);
+#pragma unroll 1
+    for (int i = 0; i < (kMostTeams > 1 ? p.teams : 1); ++i) {
+      cuda::BarrierInit(&shared[i].sums_here, 1);
+      cuda::BarrierInit(&shared[i].squares_here, 1);
+    }
     cuda::FenceBarrierInit();
+#pragma unroll
+    for (int j = 0; j < S; ++j) {
+      const int rows = kMixes + (j + 1 == S && p.norm != nullptr ? 1 : 0);
+      cuda::BarrierArriveExpecting(&fn_here[j],
+                                   static_cast<uint32_t>(rows * count) * sizeof(float));
+    }
+#pragma unroll 1
+    for (int i = 0; i < (kMostTeams > 1 ? p.teams : 1); ++i) {
+      TeamShared<kTokens, kMixes>& s = shared[i];
+      cuda::BarrierArriveExpecting(&s.sums_here, sizeof(s.incoming));
+      cuda::BarrierArriveExpecting(&s.squares_here, sizeof(s.incoming_squares));
+    }
+  }
+  constexpr int kChunks = kTokens * kMostChunks;
+  static_assert(kMostTeams * kChunks <= kTeam);
+  if (thread < p.teams * kChunks) {
+    TeamShared<kTokens, kMixes>& s = shared[thread / kChunks];
+    const int t = thread % kChunks / kMostChunks, chunk = thread % kMostChunks;
+    s.squares[t][chunk] = s.collapsed_squares[t][chunk] = 0.0f;
   }
   __syncthreads();
   if (const int quarter = thread / 32 - (kWarps - S); quarter >= 0 && quarter < S) {
@@ -429,19 +456,7 @@ __global__ void __launch_bounds__(MostTeams(kTokens) * kTeam + 32)
     Fetch<kWarps / kTokens>(x, o, p, share, int64_t{share.group} * kTokens + warp % kTokens,
                             warp / kTokens);
   }
-  if (thread < p.teams) {
-    TeamShared<kTokens, kMixes>& s = shared[thread];
-    cuda::BarrierInit(&s.sums_here, 1);
-    cuda::BarrierInit(&s.squares_here, 1);
-    cuda::BarrierArriveExpecting(&s.sums_here, sizeof(s.incoming));
-    cuda::BarrierArriveExpecting(&s.squares_here, sizeof(s.incoming_squares));
-    cuda::FenceBarrierInit();
-  }
-  constexpr int kChunks = kTokens * kMostChunks;
-  for (int i = thread; i < p.teams * kChunks; i += static_cast<int>(blockDim.x)) {
-    shared[i / kChunks].squares[i % kChunks / kMostChunks][i % kMostChunks] = 0.0f;
-  }
-  __syncthreads();
+  __syncwarp();
   ClusterArrive();
 
   cuda::WaitForPrevious();

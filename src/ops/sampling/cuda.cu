@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "ops/cuda/hopper.cuh"
@@ -269,6 +270,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Sampling sampling{cluster, s,   sample_memory, reinterpret_cast<int32_t*>(sample_memory + slice),
                     count,   rank};
   float* const logits = sampling.logits;
+  auto started = cluster.barrier_arrive();
   cuda::WaitForPrevious();
   const Row row = rows[index];
   const float* const from = all_logits + row.row * stride + first;
@@ -289,6 +291,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (lane == 0) s.warp[thread / 32] = best;
   __syncthreads();
   for (int w = 0; w < kWarps; ++w) best = s.warp[w] > best ? s.warp[w] : best;
+  cluster.barrier_wait(std::move(started));  // the others exist: what follows is stored in them
   if (thread < kCluster) cluster.map_shared_rank(s.best, thread)[rank] = best;
   cluster.sync();
   for (int r = 0; r < kCluster; ++r) best = s.best[r] > best ? s.best[r] : best;
