@@ -20,15 +20,17 @@ function randomSource(seed) {
   return {below: (n) => Math.floor(next() * n), pick: (list) => list[Math.floor(next() * list.length)]};
 }
 
-// `count` facts about different entities, the English templates in turn.
-function facts(random, count) {
+// `count` facts about different entities, the English templates in turn. Distinct ones share no word of
+// their names: the demo model takes the amber mill for the cedar mill more often the longer the text is.
+function facts(random, count, distinct) {
   const used = new Set();
   const out = [];
   while (out.length < count) {
-    const entity = lists.entity.replace('{adjective}', random.pick(lists.adjectives))
-      .replace('{noun}', random.pick(lists.nouns));
-    if (used.has(entity)) continue;
+    const names = [random.pick(lists.adjectives), random.pick(lists.nouns)];
+    const entity = lists.entity.replace('{adjective}', names[0]).replace('{noun}', names[1]);
+    if (distinct ? names.some((name) => used.has(name)) : used.has(entity)) continue;
     used.add(entity);
+    names.forEach((name) => used.add(name));
     const template = lists.templates[out.length % 3];
     const value = template.value
       .replace(/integer 1000\.\.999999/, () => String(1000 + random.below(999000)))

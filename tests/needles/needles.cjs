@@ -2,6 +2,7 @@
 //
 //   node needles.cjs --url http://127.0.0.1:8000 --tokens 8192 --documents 3 --at-least 27
 //     --depths N (10)  --concurrency N (4)  --seed N (1)
+//     --distinct 1: no two facts of a document share a word of their names (0)
 //     --texts DIR: documents are stretches of a folder of text (tests/needles/texts), the kind the demo
 //       model was trained on; otherwise paragraphs of the bundled document in random order
 //     --dump DIR: write each document and its questions to a file for ask.py instead of asking (the
@@ -14,7 +15,8 @@ const path = require('path');
 const {root, factPattern, randomSource, facts, corpus, plant} = require('./documents.cjs');
 
 const options = {
-  url: '', tokens: 8192, documents: 3, depths: 10, concurrency: 4, seed: 1, 'at-least': 0, texts: '', dump: '',
+  url: '', tokens: 8192, documents: 3, depths: 10, concurrency: 4, seed: 1, 'at-least': 0, distinct: 0, texts: '',
+  dump: '',
 };
 for (let i = 2; i < process.argv.length; i += 2) {
   const name = process.argv[i].replace(/^--/, '');
@@ -113,7 +115,7 @@ async function main() {
   const texts = options.texts ? corpus(options.texts) : '';
   const tasks = [];
   for (let d = 0; d < options.documents; ++d) {
-    const planted = facts(random, options.depths);
+    const planted = facts(random, options.depths, options.distinct === 1);
     const bodyTokens = options.tokens - 30 * options.depths - 40;
     let document;
     if (texts) {
