@@ -2,32 +2,26 @@
 //
 //   node needles.cjs --url http://127.0.0.1:8000 --tokens 8192 --documents 3 --at-least 27
 //     --depths N (10)  --concurrency N (4)  --seed N (1)
-//     --dump DIR: write the requests and their answers to files instead of asking
+//     --distinct 1: no two facts of a document share a word of their names (0)
+//     --texts DIR: documents are stretches of a folder of text (tests/needles/texts), the kind the demo
+//       model was trained on; otherwise paragraphs of the bundled document in random order
+//     --dump DIR: write each document and its questions to a file for ask.py instead of asking (the
+//       server only counts tokens)
 // Prints a table and fails when fewer answers than --at-least are exactly right, or when the cache
 // blocks in use are ever not what the sequences' lengths need, to the page.
 'use strict';
 const fs = require('fs');
 const path = require('path');
+const {root, factPattern, randomSource, facts, corpus, plant} = require('./documents.cjs');
 
-const root = path.join(__dirname, '..', '..');
-const options = {url: '', tokens: 8192, documents: 3, depths: 10, concurrency: 4, seed: 1, 'at-least': 0, dump: ''};
+const options = {
+  url: '', tokens: 8192, documents: 3, depths: 10, concurrency: 4, seed: 1, 'at-least': 0, distinct: 0, texts: '',
+  dump: '',
+};
 for (let i = 2; i < process.argv.length; i += 2) {
   const name = process.argv[i].replace(/^--/, '');
   if (!(name in options)) throw new Error(`unknown option ${process.argv[i]}`);
-  options[name] = name === 'url' || name === 'dump' ? process.argv[i + 1] : Number(process.argv[i + 1]);
-}
-
-// mulberry32: the same documents on every machine.
-function randomSource(seed) {
-  let state = seed >>> 0;
-  const next = () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = state;
-    t = Math.imul(t ^ (t >>> 15), t | 1);
-    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  };
-  return {below: (n) => Math.floor(next() * n), pick: (list) => list[Math.floor(next() * list.length)]};
+  options[name] = typeof options[name] === 'string' ? process.argv[i + 1] : Number(process.argv[i + 1]);
 }
 
 async function post(route, body) {
@@ -78,31 +72,11 @@ async function metrics() {
   };
 }
 
-function facts(random, count) {
-  const lists = JSON.parse(fs.readFileSync(path.join(root, 'models/demo/needles.json'), 'utf8'));
-  const used = new Set();
-  const out = [];
-  while (out.length < count) {
-    const entity = lists.entity.replace('{adjective}', random.pick(lists.adjectives))
-      .replace('{noun}', random.pick(lists.nouns));
-    if (used.has(entity)) continue;
-    used.add(entity);
-    const template = lists.templates[out.length % 3];  // English ones; the text is English
-    const value = template.value
-      .replace(/integer 1000\.\.999999/, () => String(1000 + random.below(999000)))
-      .replace(/\{word\}/g, () => random.pick(lists.words))
-      .replace(/\{keeper\}/g, () => random.pick(lists.keepers));
-    const fill = (text) => text.replace('{entity}', entity).replace('{value}', value);
-    out.push({fact: fill(template.fact), question: fill(template.question), answer: fill(template.answer)});
-  }
-  return out;
-}
-
 // Paragraphs of the bundled document in random order, again and again, about `tokens` tokens.
 async function paragraphs(random, tokens) {
   const text = fs.readFileSync(path.join(root, 'models/documents/debian-faq.txt'), 'utf8');
   const all = text.split(/\n\s*\n/).map((p) => p.trim())
-    .filter((p) => p.length > 80 && !/The access code for|The passphrase of|The keeper of/.test(p));
+    .filter((p) => p.length > 80 && !factPattern.test(p));
   const {count} = await post('/tokenize', {prompt: all.join('\n\n')});
   const perCharacter = count / all.join('\n\n').length;
   const out = [];
@@ -123,29 +97,49 @@ async function paragraphs(random, tokens) {
   return out;
 }
 
+// A stretch of the texts, from a random place, of 99 to 100 % of `tokens` tokens.
+async function stretch(random, texts, tokens) {
+  const at = random.below(texts.length);
+  const rest = `${texts.slice(at)}\n\n${texts.slice(0, at)}`;
+  let length = 0;
+  for (let count = 0; count <= 0.99 * tokens;) {
+    if (length >= rest.length) throw new Error(`${options.texts} has only ${count} tokens`);
+    length += tokens - count;  // a token has a character or more, on the whole
+    ({count} = await post('/tokenize', {prompt: rest.slice(0, length)}));
+  }
+  return rest.slice(0, length);
+}
+
 async function main() {
   const random = randomSource(options.seed + options.tokens);
+  const texts = options.texts ? corpus(options.texts) : '';
   const tasks = [];
   for (let d = 0; d < options.documents; ++d) {
-    const planted = facts(random, options.depths);
-    const body = await paragraphs(random, options.tokens - 30 * options.depths - 40);
-    // Fact i stands at depth (i + 0.5) / depths of the text.
-    planted.forEach((fact, i) => {
-      const at = Math.floor(((i + 0.5) / options.depths) * (body.length - options.depths)) + i;
-      body.splice(at, 0, fact.fact);
-    });
-    const document = body.join('\n\n');
+    const planted = facts(random, options.depths, options.distinct === 1);
+    const bodyTokens = options.tokens - 30 * options.depths - 40;
+    let document;
+    if (texts) {
+      document = plant(await stretch(random, texts, bodyTokens), planted);
+    } else {
+      const body = await paragraphs(random, bodyTokens);
+      // Fact i stands at depth (i + 0.5) / depths of the text.
+      planted.forEach((fact, i) => {
+        const at = Math.floor(((i + 0.5) / options.depths) * (body.length - options.depths)) + i;
+        body.splice(at, 0, fact.fact);
+      });
+      document = body.join('\n\n');
+    }
     planted.forEach((fact, i) => tasks.push({document: d, depth: i, ...fact, text: `${document}\n\n${fact.question}`}));
+    if (options.dump) {
+      fs.writeFileSync(path.join(options.dump, `${options.tokens}-${d + 1}.json`),
+        JSON.stringify({tokens: options.tokens, text: document, facts: planted}));
+    }
   }
+  if (options.dump) return;
 
   const request = (task) => ({
     messages: [{role: 'user', content: task.text}], temperature: 0, max_tokens: 40,
   });
-  if (options.dump) {
-    tasks.forEach((task, i) => fs.writeFileSync(path.join(options.dump, `${options.tokens}-${i}.json`),
-      JSON.stringify({answer: task.answer, request: request(task)})));
-    return;
-  }
   const blockTokens = 256;
   let highest = 0;
   let live = true;
