@@ -497,7 +497,8 @@ static __global__ void __launch_bounds__(kScanThreads)
   keys.blocks = p.step.block_table + int64_t{p.step.sequence[token]} * p.step.max_blocks;
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   for (int32_t row = static_cast<int32_t>(blockIdx.x * kScanThreads + threadIdx.x);
-       row - lane < visible; row += static_cast<int32_t>(gridDim.x) * kScanThreads) {
+       row / kScanRows * kScanRows < visible;
+       row += static_cast<int32_t>(gridDim.x) * kScanThreads) {
     const std::byte *data, *scale;
     keys.Find(min(row, visible - 1), RowDataBytesOf(p.keys.format, kIndexDim),
               RowScaleBytesOf(p.keys.format), &data, &scale);
@@ -528,7 +529,7 @@ static __global__ void __launch_bounds__(kScanThreads)
     for (int offset = 8; offset > 0; offset /= 2) {
       best = max(best, __shfl_xor_sync(0xffffffffu, best, offset));
     }
-    if (lane % kGroupRows == 0 && row < visible) p.groups[at / kGroupRows] = best;
+    if (lane % kGroupRows == 0) p.groups[at / kGroupRows] = best;
   }
 }
 
