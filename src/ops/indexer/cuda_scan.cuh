@@ -117,6 +117,7 @@ __device__ inline float SumQuad(float x) {
 struct Fp4Keys {
   using Sum = int32_t;
   static constexpr bool kFp4 = true;
+  static constexpr RowFormat kFormat = RowFormat::kFp4Index;
   static constexpr int kDataBytes = 64, kScaleBytes = 4;
   static constexpr int kSteps = 4;
   static constexpr int kAhead = 4;  // tiles on their way
@@ -263,6 +264,7 @@ struct WideKeys {
 };
 
 struct Fp8Keys : WideKeys {
+  static constexpr RowFormat kFormat = RowFormat::kFp8Index;
   static constexpr int kDataBytes = 128, kScaleBytes = 4;
   static constexpr int kAhead = 4;
   using Raw = Slots<2, true>;
@@ -291,6 +293,7 @@ struct Fp8Keys : WideKeys {
 };
 
 struct Bf16Keys : WideKeys {
+  static constexpr RowFormat kFormat = RowFormat::kBf16;
   static constexpr int kDataBytes = 256, kScaleBytes = 0;
   static constexpr int kAhead = 2;
   using Raw = Slots<4, false>;

@@ -319,7 +319,8 @@ static __global__ void __launch_bounds__(256) CopyScores(const __grid_constant__
   }
 }
 
-// grid (tokens of the pass).
+// grid (tokens of the pass, and behind them, where clusters of ScanRing have prepared queries,
+// blocks that do it in place: a warp per padded head).
 static __global__ void __launch_bounds__(kSelectThreads, 2)
     SelectRows(const __grid_constant__ IndexerParams p) {
   extern __shared__ __align__(128) char memory[];
@@ -335,6 +336,12 @@ static __global__ void __launch_bounds__(kSelectThreads, 2)
     FenceBarrierInit();
   }
   LetNextStart();
+  if (p.shared_query && blockIdx.x >= p.num_tokens) {
+    WaitForPrevious();
+    PrepareInPlace<__nv_bfloat16>(
+        p, (int64_t{blockIdx.x} - p.num_tokens) * kSelectWarps + threadIdx.x / 32);
+    return;
+  }
   const int32_t visible = VisibleRows(p, p.first_token + blockIdx.x);
   int32_t* const out = p.selected + (p.first_token + int64_t{blockIdx.x}) * k;
   __syncthreads();
