@@ -218,8 +218,7 @@ void BenchAttention(const AttentionCase& c, int batch, bool sharing = false) {
   }
 }
 
-void BenchIndexer(RowFormat format, const std::string& name, int32_t context, int batch,
-                  bool choosing = false) {
+void BenchIndexer(RowFormat format, const char* name, int32_t context, int batch) {
   constexpr int kHeads = 64, kTopK = 512;
   const Batch step(batch, context - 1, 1);
   const Cache keys(format, kIndexDim, 64, int64_t{batch} * step.blocks, 2);
@@ -238,38 +237,19 @@ void BenchIndexer(RowFormat format, const std::string& name, int32_t context, in
   args.keys = keys.rows;
   args.selected = selected.as<int32_t>();
   args.counts = counts.as<int32_t>();
+  const double us = TimeUs([&] { IndexerCuda(args, scratch.as<void>(), nullptr); });
   const double rows = static_cast<double>(context) / 4 * batch;
   const auto row_bytes =
       static_cast<double>(RowDataBytes(format, kIndexDim) + RowScaleBytes(format));
-  const auto bench = [&](const std::string& as, const IndexerChoices& choices) {
-    const double us =
-        TimeUs([&] { IndexerCuda(args, scratch.as<void>(), nullptr, false, choices); });
-    Print("indexer", name + as, batch, us,
-          rows * row_bytes + 4.0 * batch * static_cast<double>(width),
-          2.0 * rows * static_cast<double>(width));
-  };
-  bench("", {});
-  if (!choosing) return;
-  if (batch == 1) {
-    for (const int cluster : {0, 2, 4, 8}) {
-      bench(": query by clusters of " + std::to_string(cluster), {.cluster = cluster});
-    }
-  } else {
-    for (const int tiles : {0, 2, 4, 8, 12}) {
-      bench(": a token costs " + std::to_string(tiles) + " tiles", {.token_tiles = tiles});
-    }
-  }
-  for (const int spare : {0, 1, 4, 8}) {
-    bench(": " + std::to_string(spare) + " places spared", {.spare_blocks = spare});
-  }
+  Print("indexer", name, batch, us, rows * row_bytes + 4.0 * batch * static_cast<double>(width),
+        2.0 * rows * static_cast<double>(width));
 }
 
 }  // namespace
 }  // namespace fathom::ops
 
-// attention_cuda_bench [attention|indexer|sharing|choices]: everything without an argument; sharing
-// times attention with 1 to 20 blocks for a token beside the number it chooses, choices the indexer
-// with other choices than its own.
+// attention_cuda_bench [attention|indexer|sharing]: everything without an argument; sharing times
+// attention with 1 to 20 blocks for a token beside the number it chooses.
 int main(int argc, char** argv) {
   using namespace fathom::ops;
   const std::string only = argc > 1 ? argv[1] : "";
@@ -286,15 +266,6 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  if (only == "choices") {
-    for (const int32_t context : {131'072, 1'048'576}) {
-      for (const int batch : {1, 2, 8, 32}) {
-        const std::string name = context == 131'072 ? "fp4 128K" : "fp4 1M";
-        BenchIndexer(RowFormat::kFp4Index, name, context, batch, /*choosing=*/true);
-      }
-    }
-    return 0;
-  }
   for (const AttentionCase& c : attention) {
     if (only == "indexer") break;
     for (int batch : {1, 8, 32, 128}) BenchAttention(c, batch);
@@ -304,8 +275,8 @@ int main(int argc, char** argv) {
     const std::string name = context == 4'096 ? "4K" : context == 131'072 ? "128K" : "1M";
     for (int batch : {1, 8, 32, 128}) {
       if (batch == 128 && context != 131'072) continue;
-      BenchIndexer(RowFormat::kFp4Index, "fp4 " + name, context, batch);
-      BenchIndexer(RowFormat::kFp8Index, "fp8 " + name, context, batch);
+      BenchIndexer(RowFormat::kFp4Index, ("fp4 " + name).c_str(), context, batch);
+      BenchIndexer(RowFormat::kFp8Index, ("fp8 " + name).c_str(), context, batch);
     }
   }
 }

@@ -169,8 +169,7 @@ Result OnHost(const Fixture& f, bool with_scores, ThreadPool* pool) {
   return r;
 }
 
-Result OnDevice(const Fixture& f, bool with_scores, bool one_launch = false,
-                const IndexerChoices& choices = {}) {
+Result OnDevice(const Fixture& f, bool with_scores, bool one_launch = false) {
   Result r;
   IndexerArgs args = ArgsOf(f, &r, with_scores);
   const int64_t tokens = f.step.num_tokens;
@@ -193,7 +192,7 @@ Result OnDevice(const Fixture& f, bool with_scores, bool one_launch = false,
   args.counts = counts.data();
   if (with_scores) args.scores = scores.data();
   // A single launch does without scratch: what falls back to three would not get far.
-  IndexerCuda(args, one_launch ? nullptr : scratch.data(), nullptr, one_launch, choices);
+  IndexerCuda(args, one_launch ? nullptr : scratch.data(), nullptr, one_launch);
   r.q = q.Download();
   r.w = w.Download();
   r.selected = selected.Download();
@@ -755,66 +754,6 @@ TEST(IndexerCuda, RingWithUnusualQueriesWeightsAndPadding) {
     f.w[int64_t{8} * heads + 1] = 0x1p-120f;
     f.position[0] = f.position[20] = f.position[39] = -1;
     ExpectRingGivesTheSame(&f);
-  }
-}
-
-// Some tiles for most blocks of four and fewer for the others, contexts that end within a tile and
-// tables with room for many more.
-TEST(IndexerCuda, ClustersPrepareTheQueryOfASingleToken) {
-  FATHOM_NEEDS_DEVICE();
-  for (const RowFormat format : kPackedFormats) {
-    for (const int heads : {13, 64, 128}) {
-      for (const int32_t position : {23, 3'002}) {
-        SCOPED_TRACE(testing::Message() << "format " << static_cast<int>(format) << " heads "
-                                        << heads << " position " << position);
-        Case c;
-        c.format = format;
-        c.heads = heads;
-        c.top_k = 16;
-        c.data = heads == 13 ? Data::kWildScales : Data::kNormal;
-        c.rows_per_page = heads == 64 ? 64 : 128;
-        c.parts = {{position, 1}, {heads == 64 ? 5'000 : 77, 0}};
-        Fixture f(c);
-        f.w[1] = INFINITY;
-        if (heads == 128) MakeUnaligned(&f, 0, 60);
-        for (const bool with_scores : {true, false}) {
-          IndexerChoices own_launch;
-          own_launch.cluster = 0;
-          const Result expected = OnDevice(f, with_scores, false, own_launch);
-          for (const int cluster : {-1, 8}) {
-            IndexerChoices choices;
-            choices.cluster = cluster;
-            const Result got = OnDevice(f, with_scores, false, choices);
-            ExpectSame(got, expected);
-            EXPECT_TRUE(SameFloats(got.scores, expected.scores)) << "scores";
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST(IndexerCuda, SharesOfTheScanChangeNothing) {
-  FATHOM_NEEDS_DEVICE();
-  for (const RowFormat format : {RowFormat::kFp4Index, RowFormat::kFp8Index}) {
-    Case c;
-    c.format = format;
-    c.top_k = 16;
-    c.parts = {{5000, 1}, {30, 1}, {3001, 1}, {703, 1}, {0, 1}, {9111, 1}};
-    Fixture f(c);
-    f.position[3] = -1;
-    const Result expected = OnDevice(f, true);
-    for (const int token_tiles : {0, 1, 50}) {
-      for (const int spare_blocks : {0, 257, 263}) {
-        IndexerChoices choices;
-        choices.token_tiles = token_tiles;
-        choices.spare_blocks = spare_blocks;
-        const Result got = OnDevice(f, true, false, choices);
-        ExpectSame(got, expected);
-        EXPECT_TRUE(SameFloats(got.scores, expected.scores))
-            << "scores, " << token_tiles << " tiles, " << spare_blocks << " spare";
-      }
-    }
   }
 }
 

@@ -337,6 +337,29 @@ TEST(SparseAttentionCuda, AStoredNanIsNotHidden) {
   }
 }
 
+// Every way through the kernels in little work: one range, several of one block, of two, one each;
+// one group of heads and two.
+TEST(SparseAttentionCuda, Small) {
+  FATHOM_NEEDS_DEVICE();
+  for (const RowFormat format : {RowFormat::kFp8Main, RowFormat::kBf16}) {
+    for (const int heads : {4, 66}) {
+      for (const int32_t first : {40, 20'000}) {
+        const ScenarioOptions options = {.sequences = {{first, 2}},
+                                         .heads = heads,
+                                         .compressed = Compressed::kHca,
+                                         .format = format};
+        AttentionScenario scenario(options);
+        const std::vector<float> expected = AttendReference(scenario);
+        const std::vector<float> of_one = AttendOnDevice(scenario, {.blocks = 1});
+        EXPECT_LT(RelativeL2(of_one, expected), Tolerance(options.numerics));
+        for (const int blocks : {2, 3}) {
+          EXPECT_EQ(AttendOnDevice(scenario, {.blocks = blocks}), of_one) << blocks;
+        }
+      }
+    }
+  }
+}
+
 // Tokens that only fill up a captured batch have position -1: nothing of them is read or written.
 TEST(SparseAttentionCuda, PaddingIsLeftAlone) {
   FATHOM_NEEDS_DEVICE();

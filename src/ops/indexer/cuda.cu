@@ -1,9 +1,8 @@
 // indexer on CUDA, in three launches: queries are prepared and packed, blocks score ranges of rows
 // into a tile of bounded size (in decode they share all rows of all tokens: cuda_ring.cuh), and a
 // block per token selects. A step with more tokens than the tile holds takes several passes.
-// Neither passes nor ranges change a score or a selection. In a decode of one token the blocks that
-// scan prepare the query, too. Few tokens of short contexts can do everything in one launch
-// (cuda_short.cuh).
+// Neither passes nor ranges change a score or a selection. Few tokens of short contexts can do
+// everything in one launch (cuda_short.cuh).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -22,9 +21,6 @@ namespace {
 
 constexpr int kWantedBlocks = 264;  // two on every multiprocessor of an H200
 constexpr int kTilesPerBlock = 16;  // of 64 rows, where there are many
-// The ring of a token drains, the next one's begins with a query: some 2 us, of 0.5 for a tile.
-constexpr int kTokenTiles = 4;
-constexpr int kQueryCluster = 4;  // GPCs of 16 and of 18 SMs hold whole ones of two blocks an SM
 
 int PaddedHeads(int heads) {
   int padded = 8;
@@ -59,22 +55,13 @@ bool HasPagesOfTiles(const IndexerParams& p) {
 }
 
 template <class Keys, int kHeads>
-void LaunchRing(const IndexerParams& p, int64_t rows, const IndexerChoices& choices,
-                CudaStream stream) {
+void LaunchRing(const IndexerParams& p, int64_t rows, CudaStream stream) {
   constexpr int64_t kBytes = RingSharedBytes<Keys, kHeads>();
   AllowShared(ScanRing<Keys, kHeads>, kBytes);
-  // Room for a block of the selection where a block of the scan has none beside it.
-  FATHOM_CUDA_CHECK(cudaFuncSetAttribute(ScanRing<Keys, kHeads>,
-                                         cudaFuncAttributePreferredSharedMemoryCarveout,
-                                         cudaSharedmemCarveoutMaxShared));
   const int64_t tiles = std::max<int64_t>(1, p.num_tokens * Blocks(rows, kScanRows));
-  const int64_t cluster = p.shared_query ? choices.cluster : 1;
-  const int64_t blocks =
-      std::min<int64_t>(tiles, std::max(1, kWantedBlocks - choices.spare_blocks));
   LaunchOverlapped(ScanRing<Keys, kHeads>,
-                   dim3(static_cast<unsigned>(std::max(cluster, blocks / cluster * cluster))),
-                   RingShape<Keys, kHeads>::kThreads, kBytes, stream,
-                   static_cast<unsigned>(cluster), p);
+                   dim3(static_cast<unsigned>(std::min<int64_t>(tiles, kWantedBlocks))),
+                   RingShape<Keys, kHeads>::kThreads, kBytes, stream, 1, p);
 }
 
 // Tokens of a prompt share the decoding of keys; a sequence's single token has nothing to share.
@@ -83,21 +70,19 @@ bool IsDecode(const IndexerParams& p) {
 }
 
 template <class Keys, int kHeads>
-void LaunchScanHeads(const IndexerParams& p, int64_t rows, const IndexerChoices& choices,
-                     CudaStream stream) {
-  IsDecode(p) ? LaunchRing<Keys, kHeads>(p, rows, choices, stream)
+void LaunchScanHeads(const IndexerParams& p, int64_t rows, CudaStream stream) {
+  IsDecode(p) ? LaunchRing<Keys, kHeads>(p, rows, stream)
               : LaunchTokens<Keys, kHeads>(p, rows, stream);
 }
 
 template <class Keys>
-void LaunchScan(const IndexerParams& p, int64_t rows, const IndexerChoices& choices,
-                CudaStream stream) {
+void LaunchScan(const IndexerParams& p, int64_t rows, CudaStream stream) {
   switch (p.padded_heads) {
-    case 8: return LaunchScanHeads<Keys, 8>(p, rows, choices, stream);
-    case 16: return LaunchScanHeads<Keys, 16>(p, rows, choices, stream);
-    case 32: return LaunchScanHeads<Keys, 32>(p, rows, choices, stream);
-    case 64: return LaunchScanHeads<Keys, 64>(p, rows, choices, stream);
-    default: return LaunchScanHeads<Keys, 128>(p, rows, choices, stream);
+    case 8: return LaunchScanHeads<Keys, 8>(p, rows, stream);
+    case 16: return LaunchScanHeads<Keys, 16>(p, rows, stream);
+    case 32: return LaunchScanHeads<Keys, 32>(p, rows, stream);
+    case 64: return LaunchScanHeads<Keys, 64>(p, rows, stream);
+    default: return LaunchScanHeads<Keys, 128>(p, rows, stream);
   }
 }
 
@@ -124,8 +109,7 @@ void LaunchShort(const IndexerParams& p, CudaStream stream) {
 void LaunchSelect(const IndexerParams& p, CudaStream stream) {
   const int64_t bytes = SelectSharedBytes(p.top_k);
   AllowShared(SelectRows, bytes);
-  const int preparing = p.shared_query ? Blocks(p.padded_heads, kSelectWarps) : 0;
-  LaunchOverlapped(SelectRows, dim3(p.num_tokens + preparing), kSelectThreads, bytes, stream, 1, p);
+  LaunchOverlapped(SelectRows, dim3(p.num_tokens), kSelectThreads, bytes, stream, 1, p);
 }
 
 void Require(bool holds, const char* what) {
@@ -137,8 +121,7 @@ void Require(bool holds, const char* what) {
 }  // namespace
 }  // namespace cuda
 
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch,
-                 const IndexerChoices& choices) {
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch) {
   const int64_t tokens = args.step->num_tokens;
   if (tokens == 0) return;
   const bool product = args.numerics == Numerics::kProduct;
@@ -177,17 +160,6 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
       std::min({tokens, kIndexerScoreBytes / (4 * p.scores_stride),
                 std::min(kIndexerPackedBytes, tokens * kIndexerPackedQuery) / p.packed_stride,
                 packs && cuda::IsDecode(p) ? int64_t{cuda::kRingTokens} : tokens});
-  IndexerChoices chosen = choices;
-  if (chosen.token_tiles < 0) chosen.token_tiles = tokens == 1 ? 0 : cuda::kTokenTiles;
-  if (chosen.cluster < 0) chosen.cluster = cuda::kQueryCluster;
-  p.token_tiles = chosen.token_tiles;
-  p.shared_query =
-      chosen.cluster > 0 && tokens == 1 && product && packs && p.q_bf16 && cuda::IsDecode(p);
-  if (chosen.spare_blocks < 0) {
-    chosen.spare_blocks = p.shared_query ? chosen.cluster
-                          : tokens <= 2  ? static_cast<int>(tokens)
-                                         : 0;
-  }
   auto* const groups = static_cast<char*>(scratch) + kIndexerScoreBytes;
   char* const packed = groups + kIndexerGroupBytes;
 
@@ -208,22 +180,20 @@ void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool
   for (int64_t first = 0; first < tokens; first += pass) {
     p.first_token = static_cast<int>(first);
     p.num_tokens = static_cast<int>(std::min(pass, tokens - first));
-    p.packed = packs && !p.shared_query ? packed : nullptr;
+    p.packed = packs ? packed : nullptr;
     p.scores = static_cast<float*>(scratch);
     p.groups = reinterpret_cast<uint32_t*>(groups);
-    if (!p.shared_query) {
-      cuda::WithActivationType(args.q.dtype, [&](auto type) {
-        cuda::LaunchOverlapped(cuda::PrepareQuery<decltype(type)>,
-                               cuda::Blocks(int64_t{p.num_tokens} * p.padded_heads, 8), 256, 0,
-                               stream, 1, p);
-      });
-    }
+    cuda::WithActivationType(args.q.dtype, [&](auto type) {
+      cuda::LaunchOverlapped(cuda::PrepareQuery<decltype(type)>,
+                             cuda::Blocks(int64_t{p.num_tokens} * p.padded_heads, 8), 256, 0,
+                             stream, 1, p);
+    });
     if (fp4) {
-      cuda::LaunchScan<cuda::Fp4Keys>(p, rows, chosen, stream);
+      cuda::LaunchScan<cuda::Fp4Keys>(p, rows, stream);
     } else if (packs && args.keys.format == RowFormat::kFp8Index) {
-      cuda::LaunchScan<cuda::Fp8Keys>(p, rows, chosen, stream);
+      cuda::LaunchScan<cuda::Fp8Keys>(p, rows, stream);
     } else if (packs) {
-      cuda::LaunchScan<cuda::Bf16Keys>(p, rows, chosen, stream);
+      cuda::LaunchScan<cuda::Bf16Keys>(p, rows, stream);
     } else {
       const int64_t bytes = cuda::ScanFloatSharedBytes(args.heads);
       cuda::AllowShared(cuda::ScanFloat, bytes);

@@ -22,13 +22,6 @@ constexpr int64_t IndexerCudaScratchBytes(int64_t max_tokens) {
          std::min(kIndexerPackedBytes, std::max<int64_t>(max_tokens, 1) * kIndexerPackedQuery);
 }
 
-// What IndexerCuda decides for itself where it is -1, for measurements. No result depends on it.
-struct IndexerChoices {
-  int token_tiles = -1;  // what a further token costs a block of a decode's scan, in tiles
-  int cluster = -1;  // blocks of the scan that prepare a single token's query; 0: another launch
-  int spare_blocks = -1;  // places on the device that the scan leaves to the selection
-};
-
 // Float32 keys, and float32 queries of keys other than kFp4Index: the exact expression of
 // indexer.h, so scores and selection equal the CPU's bit for bit. Otherwise dot products by tensor
 // cores, those of kFp4Index exact, and a fixed order of heads of its own: scores lie within a few
@@ -37,7 +30,7 @@ struct IndexerChoices {
 // one_launch: up to 8 tokens of tables of up to 4,096 compressed rows take one launch without
 //   scratch instead of three, with the same bits, where queries and weights are bf16, pages hold a
 //   power of two and a multiple of 64 rows, and nobody asks for scores.
-void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream, bool one_launch = false,
-                 const IndexerChoices& choices = {});
+void IndexerCuda(const IndexerArgs& args, void* scratch, CudaStream stream,
+                 bool one_launch = false);
 
 }  // namespace fathom::ops

@@ -51,19 +51,14 @@ struct LanePart {
   static constexpr int kNext = 8 * Keys::kDataBytes;
 };
 
-// Of place lane + 64 * warp of a warpgroup.
-template <class Keys>
-__device__ inline LanePart<Keys> PartOfPlace(uint32_t place) {
-  const auto at = static_cast<int32_t>(place);
-  const int32_t row = at / 4 + at % 2 * 8;
-  return {at * (Keys::kDataBytes / 4), kScanRows * Keys::kDataBytes + (Keys::kFp4 ? at : row * 4),
-          row};
-}
-
 // Of thread `thread` of the block.
 template <class Keys>
 __device__ inline LanePart<Keys> PartOfLane(uint32_t thread) {
-  return PartOfPlace<Keys>(thread % 128 / 32 * 64 + thread % 32);
+  const auto lane = static_cast<int32_t>(thread % 32);
+  const int32_t g = static_cast<int32_t>(thread / 32 % 4) * 16 + lane / 4;
+  const int32_t row = g + lane % 2 * 8;
+  return {g * Keys::kDataBytes + lane % 4 * (Keys::kDataBytes / 4),
+          kScanRows * Keys::kDataBytes + (Keys::kFp4 ? g * 4 + lane % 4 : row * 4), row};
 }
 
 // codes, scales: the lane's of the tile. odd: whether the lane is. kSigned: FP4 keys become signed

@@ -43,8 +43,6 @@ struct IndexerParams {
   char* packed;  // their packed queries, or null: the scan reads q and w
   int padded_heads;
   int64_t packed_stride;  // bytes
-  int token_tiles;        // what going to another token costs a block of ScanRing, in tiles
-  bool shared_query;  // clusters of ScanRing prepare the only token's query, SelectRows in place
 };
 
 // Bytes from the beginning of a packed query to its parts.
@@ -99,12 +97,11 @@ __device__ inline Fp4Head MakeFp4Head(const float (&v)[4], float w) {
   }
   const bool aligned = largest - least <= 3 && least > 0;  // 0: a subnormal unit
   const int shift = aligned && most > 0 ? exponent - least : 0;
-  const float inverse = __fdiv_rn(1.0f, half);  // exact: a power of two
   uint32_t word = 0;
   int sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int value = __float2int_rn(__fmul_rn(v[i], inverse)) * (1 << shift);
+    const int value = __float2int_rn(__fdiv_rn(v[i], half)) * (1 << shift);
     sum += value;
     word |= (static_cast<uint32_t>(value) & 0xffu) << (8 * i);
   }
@@ -160,109 +157,30 @@ __device__ inline void PackBf16Head(const float (&v)[4], float w, int head, char
   }
 }
 
-// Shared memory of another block of the cluster: the address there of what lies at `address` here.
-__device__ inline uint32_t RemoteAddress(uint32_t address, uint32_t rank) {
-  uint32_t remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-// Stores there and counts the 4 bytes at `barrier` of the same block.
-__device__ inline void StoreAt(uint32_t remote, uint32_t value, uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-          remote),
-      "r"(value), "r"(barrier)
-      : "memory");
-}
-
-// A lane's words of a packed head, and where they lie in a packed query. A few lanes hold one more.
-template <class Keys>
-struct PackedWords {
-  static constexpr int kWords = Keys::kFp4 ? 1 : 2;
-  uint32_t word[kWords], at[kWords];
-  uint32_t rest, rest_at;
-  bool has_rest;
-};
-
-template <class Keys>
-__device__ inline PackedWords<Keys> PackWords(const float (&v)[4], float w, int head,
-                                              const PackedLayout& layout) {
-  const int lane = threadIdx.x % 32;
-  PackedWords<Keys> out;
-  const auto pair_at = static_cast<uint32_t>(layout.Pairs() + head / 2 * 16 + head % 2 * 4);
-  if constexpr (Keys::kFp4) {
-    const Fp4Head made = MakeFp4Head(v, w);
-    out.word[0] = made.word;
-    out.at[0] = Fp4WordOffset(head, lane);
-    // Lanes 0, 1, 2: the pair's two and `aligned`; lanes 3, 11, 19, 27: a block each.
-    out.has_rest = lane < 3 || lane % 8 == 3;
-    out.rest = __float_as_uint(lane == 0 ? made.weight : lane == 1 ? made.excess : made.block);
-    out.rest_at = lane < 2 ? pair_at + 8 * lane : layout.Blocks() + head * 16 + lane / 8 * 4;
-    if (lane == 2) {
-      out.rest = static_cast<uint32_t>(made.aligned);
-      out.rest_at = layout.Aligned() + head * 4;
-    }
-  } else {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      out.word[half] = Bf16Word(v[2 * half], v[2 * half + 1]);
-      out.at[half] = Bf16WordOffset(head, lane, half, layout);
-    }
-    out.has_rest = lane < 2;
-    out.rest = lane == 0 ? __float_as_uint(w) : 0;
-    out.rest_at = pair_at + 8 * lane;
-  }
-  return out;
-}
-
-// Packs a head for all blocks of the cluster, whose packed queries lie where this one's is and
-// whose barriers `barrier` expect every byte of it. Warp.
-template <class Keys>
-__device__ inline void ShareHead(const float (&v)[4], float w, int head, const PackedLayout& layout,
-                                 char* query, uint64_t* barrier, uint32_t blocks) {
-  const PackedWords<Keys> packed = PackWords<Keys>(v, w, head, layout);
-#pragma unroll 1
-  for (uint32_t rank = 0; rank < blocks; ++rank) {
-    const uint32_t to = RemoteAddress(SharedAddress(query), rank);
-    const uint32_t counts = RemoteAddress(SharedAddress(barrier), rank);
-#pragma unroll
-    for (int i = 0; i < PackedWords<Keys>::kWords; ++i) {
-      StoreAt(to + packed.at[i], packed.word[i], counts);
-    }
-    if (packed.has_rest) StoreAt(to + packed.rest_at, packed.rest, counts);
-  }
-}
-
-// The contract's preparation of a head and its weight, in a warp's registers: RoPE, what the format
-// of the keys asks for, the weight's factor. table: cos, sin twice, of lanes 16 and up.
-__device__ inline void PrepareValues(RowFormat format, bool product, float weight_scale,
-                                     const float4& table, float (&v)[4], float* w) {
+// The contract's preparation of a head and its weight, loaded by a warp: RoPE, what the format of
+// the keys asks for, the weight's factor; in registers and in place. table: cos, sin twice, of
+// lanes 16 and up.
+template <class T>
+__device__ inline void PrepareHead(const IndexerParams& p, const float4& table, T* q, int64_t w_at,
+                                   float (&v)[4], float* w) {
   const int lane = threadIdx.x % 32;
   if (lane >= 16) {
     const float c[2] = {table.x, table.z}, s[2] = {table.y, table.w};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float a = v[2 * i], b = v[2 * i + 1];
-      v[2 * i] = RoundIf(__fsub_rn(__fmul_rn(a, c[i]), __fmul_rn(b, s[i])), product);
-      v[2 * i + 1] = RoundIf(__fadd_rn(__fmul_rn(a, s[i]), __fmul_rn(b, c[i])), product);
+      v[2 * i] = RoundIf(__fsub_rn(__fmul_rn(a, c[i]), __fmul_rn(b, s[i])), p.product);
+      v[2 * i + 1] = RoundIf(__fadd_rn(__fmul_rn(a, s[i]), __fmul_rn(b, c[i])), p.product);
     }
   }
-  if (format == RowFormat::kFp4Index) {
-    HadamardWarpRow(v, lane, product);
+  if (p.keys.format == RowFormat::kFp4Index) {
+    HadamardWarpRow(v, lane, p.product);
     RoundFp4WarpRow(v);
-  } else if (format == RowFormat::kFp8Index) {
+  } else if (p.keys.format == RowFormat::kFp8Index) {
     RoundFp8WarpBlock(v);
   }
-  *w = RoundIf(__fmul_rn(*w, weight_scale), product);
-}
-
-// The same in place, of a head that the warp has loaded.
-template <class T>
-__device__ inline void PrepareHead(const IndexerParams& p, const float4& table, T* q, int64_t w_at,
-                                   float (&v)[4], float* w) {
-  const int lane = threadIdx.x % 32;
-  PrepareValues(p.keys.format, p.product, p.weight_scale, table, v, w);
   StoreWarpRow(v, q, lane);
+  *w = RoundIf(__fmul_rn(*w, p.weight_scale), p.product);
   __syncwarp();
   if (lane == 0) {
     if (p.w_bf16) {
@@ -273,10 +191,12 @@ __device__ inline void PrepareHead(const IndexerParams& p, const float4& table, 
   }
 }
 
-// Prepares a (padded) head of the pass, number `index` of all, in place, and packs it where
-// p.packed is. Warp.
+// A warp per (padded) head: RoPE, then what the format of the keys asks for, and the head's weight.
 template <class T>
-__device__ inline void PrepareInPlace(const IndexerParams& p, int64_t index) {
+__global__ void __launch_bounds__(256) PrepareQuery(const IndexerParams p) {
+  LetNextStart();
+  WaitForPrevious();
+  const int64_t index = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
   const int64_t local = index / p.padded_heads, token = p.first_token + local;
   const int head = static_cast<int>(index % p.padded_heads), lane = threadIdx.x % 32;
   if (local >= p.num_tokens) return;
@@ -302,14 +222,6 @@ __device__ inline void PrepareInPlace(const IndexerParams& p, int64_t index) {
   } else {
     PackBf16Head(v, w, head, packed, layout);
   }
-}
-
-// A warp per (padded) head.
-template <class T>
-__global__ void __launch_bounds__(256) PrepareQuery(const IndexerParams p) {
-  LetNextStart();
-  WaitForPrevious();
-  PrepareInPlace<T>(p, int64_t{blockIdx.x} * 8 + threadIdx.x / 32);
 }
 
 }  // namespace fathom::ops::cuda

@@ -10,8 +10,6 @@
 // refilled while products run.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include <cstddef>
 
 #include "ops/indexer/cuda_pages.cuh"
@@ -120,21 +118,20 @@ struct RingShape {
   static constexpr int kGroups = Keys::kFp4 && kHeads <= 64 ? 3 : 2;
   static constexpr int kThreads = 128 * kGroups;
   static constexpr int kStages = Keys::kDataBytes > 128 ? 2 : 4;
-  static constexpr int kStageBytes = kTileBytes<Keys> + 128;  // the stage's barrier behind its tile
   static constexpr int kSums = (PackedLayout{kHeads, Keys::kFp4}.Bytes() + 15) / 16 * 16;
   static constexpr int kTiles =
       (kSums + (Keys::kFp4 ? int{sizeof(Fp4Sums<kHeads>)} : 0) + 127) / 128 * 128;
-  static constexpr int kShared = kTiles + kGroups * kStages * kStageBytes;
+  static constexpr int kShared = kTiles + kGroups * kStages * kTileBytes<Keys>;
   static_assert(kThreads >= kRingTokens);
 };
 
 struct RingShared {
   uint64_t query;
+  uint64_t full[3][4];        // of a group's stages
   int32_t rows[kRingTokens];  // scored of each token
   int32_t sequence[kRingTokens];
-  int32_t before[kRingTokens];  // the work on the tokens before, in tiles
-  int32_t warp_work[12];
-  int32_t begin, end;  // of the block's share of all work
+  int32_t tiles_before[kRingTokens];  // of the tokens before
+  int32_t warp_tiles[12];
   int32_t first_token;
 };
 
@@ -143,10 +140,9 @@ constexpr int64_t RingSharedBytes() {
   return 1024 + RingShape<Keys, kHeads>::kShared + int64_t{sizeof(RingShared)};
 }
 
-// Shares the work out. A token counts p.token_tiles more tiles than it has, which come first: a
-// block that goes from one token to the next drains its rings and waits for a query. Block.
+// Tiles of the pass before each of its tokens; returns those of all. Block.
 template <int kThreads>
-__device__ inline void ShareWork(const IndexerParams& p, RingShared& s) {
+__device__ inline int32_t CountTiles(const IndexerParams& p, RingShared& s) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t lane = thread % 32, warp = thread / 32;
   int32_t rows = 0;
@@ -155,30 +151,26 @@ __device__ inline void ShareWork(const IndexerParams& p, RingShared& s) {
     rows = VisibleRows(p, p.first_token + thread);
     if (!IsScored(p, rows)) rows = 0;
   }
-  const int32_t mine = rows > 0 ? (rows + kScanRows - 1) / kScanRows + p.token_tiles : 0;
+  const int32_t mine = (rows + kScanRows - 1) / kScanRows;
   int32_t sum = mine;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const int32_t below = __shfl_up_sync(0xffffffffu, sum, offset);
     if (lane >= offset) sum += below;
   }
-  if (lane == 31) s.warp_work[warp] = sum;
+  if (lane == 31) s.warp_tiles[warp] = sum;
   __syncthreads();
-  const int32_t other = lane < kThreads / 32 ? s.warp_work[lane] : 0;
+  const int32_t other = lane < kThreads / 32 ? s.warp_tiles[lane] : 0;
   const int32_t all = __reduce_add_sync(0xffffffffu, other);
   const int32_t before = sum - mine + __reduce_add_sync(0xffffffffu, lane < warp ? other : 0);
   if (thread < kRingTokens) {
     s.rows[thread] = rows;
-    s.before[thread] = before;
+    s.tiles_before[thread] = before;
   }
   const auto begin = static_cast<int32_t>(int64_t{all} * blockIdx.x / gridDim.x);
-  if (thread == 0) {
-    s.begin = begin;
-    s.end = static_cast<int32_t>(int64_t{all} * (blockIdx.x + 1) / gridDim.x);
-    if (all == 0) s.first_token = kRingTokens;
-  }
   if (before <= begin && begin < before + mine) s.first_token = thread;
   __syncthreads();
+  return all;
 }
 
 // Whether Slow is not needed for FP4 rows `row` and `row` + 8 among `rows`, of no lane. Warp.
@@ -200,51 +192,7 @@ __device__ inline bool AreExact(const KeyRows& keys, int32_t row, int32_t rows) 
   return __all_sync(0xffffffffu, exact);
 }
 
-// A warp's head of a bf16 query on its way from memory.
-struct RawHead {
-  float v[4];
-  float w;
-};
-
-// Prepares the query of token p.first_token for all blocks of the cluster, heads dealt over its
-// warps. s.query expects it. Block.
-template <class Keys, int kHeads>
-__device__ inline void PrepareInCluster(const IndexerParams& p, char* query, uint64_t* barrier) {
-  namespace cg = cooperative_groups;
-  constexpr PackedLayout kPacked{kHeads, Keys::kFp4};
-  const cg::cluster_group cluster = cg::this_cluster();
-  const auto blocks = static_cast<int>(cluster.num_blocks());
-  const int lane = threadIdx.x % 32, token = p.first_token;
-  const auto load = [&](int head) {
-    RawHead raw = {};
-    if (head < p.heads) {
-      LoadWarpRow(static_cast<const __nv_bfloat16*>(p.q) + token * p.q_stride + head * kIndexDim,
-                  raw.v, lane);
-      raw.w = LoadFloat(p.w, p.w_bf16, token * p.w_stride + head);
-    }
-    return raw;
-  };
-  const int step = RingShape<Keys, kHeads>::kThreads / 32 * blocks;
-  int head = static_cast<int>(threadIdx.x / 32) * blocks + static_cast<int>(cluster.block_rank());
-  RawHead next = load(head);
-  float4 table = {};
-  if (lane >= 16) {
-    table = reinterpret_cast<const float4*>(p.rope + int64_t{token} * kRopeDim)[lane - 16];
-  }
-  cluster.sync();  // all barriers are set
-#pragma unroll 1
-  for (; head < kHeads; head += step) {
-    RawHead own = next;
-    next = load(head + step);
-    if (head < p.heads) {
-      PrepareValues(Keys::kFormat, /*product=*/true, p.weight_scale, table, own.v, &own.w);
-    }
-    ShareHead<Keys>(own.v, own.w, head, kPacked, query, barrier, static_cast<uint32_t>(blocks));
-  }
-}
-
-// grid (blocks that share the tiles), at most kRingTokens tokens; p.shared_query: one token, and
-// blocks in clusters.
+// grid (blocks that share the tiles), at most kRingTokens tokens.
 template <class Keys, int kHeads>
 __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
     ScanRing(const __grid_constant__ IndexerParams p) {
@@ -252,47 +200,48 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
   constexpr PackedLayout kPacked{kHeads, Keys::kFp4};
   constexpr int kGroups = Shape::kGroups, kStages = Shape::kStages;
   extern __shared__ char memory[];
-  // Shuffled they stay in registers; the plain index would be read again in every turn.
-  const auto group =
-      __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), threadIdx.x % 32);
-  const uint32_t place = __shfl_sync(0xffffffffu, threadIdx.x % 128 / 32 * 64 + threadIdx.x % 32,
-                                     threadIdx.x % 32);  // lane + 64 * warp of the group
-  const auto lane = static_cast<int>(place % 32), warp = static_cast<int>(place / 64);
+  // A shuffled index stays in a register; the plain one would be read again in every turn.
+  const uint32_t thread = __shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32);
+  const auto lane = static_cast<int>(thread % 32), warp = static_cast<int>(thread / 32 % 4),
+             group = static_cast<int>(thread / 128);
   const auto query_at = static_cast<int32_t>((1024 - (SharedAddress(memory) & 1023u)) % 1024);
+  const int32_t ring_at = query_at + Shape::kTiles + group * kStages * kTileBytes<Keys>;
   char* const query = memory + query_at;
   auto& s = *reinterpret_cast<RingShared*>(query + Shape::kShared);
-  // Bytes from `memory`.
-  const int32_t ring_at = query_at + Shape::kTiles + group * kStages * Shape::kStageBytes;
+  // What a lane needs for every tile: bytes from `memory`.
+  const LanePart<Keys> part = PartOfLane<Keys>(thread);
+  const int32_t codes_at = ring_at + part.codes, scales_at = ring_at + part.scales;
   const int32_t sums_at = query_at + (Keys::kFp4 ? Shape::kSums : kPacked.Pairs()) + lane % 4 * 16;
+  const int32_t full_at = query_at + Shape::kShared +
+                          static_cast<int32_t>(offsetof(RingShared, full)) +
+                          group * static_cast<int32_t>(sizeof(RingShared::full[0]));
   const bool odd = lane % 2 != 0;
-  const auto full = [](char* stage) {
-    return reinterpret_cast<uint64_t*>(stage + kTileBytes<Keys>);
+  const auto full = [&](uint32_t stage) {
+    return reinterpret_cast<uint64_t*>(memory + full_at) + stage;
   };
   if (threadIdx.x == 0) {
     BarrierInit(&s.query, 1);
-    if (p.shared_query) BarrierArriveExpecting(&s.query, kPacked.Bytes());
-#pragma unroll 1
-    for (int i = 0; i < kGroups * kStages; ++i) {
-      BarrierInit(full(query + Shape::kTiles + i * Shape::kStageBytes), 1);
+    for (int g = 0; g < kGroups; ++g) {
+      for (int i = 0; i < kStages; ++i) BarrierInit(&s.full[g][i], 1);
     }
     FenceBarrierInit();
   }
   LetNextStart();
-  ShareWork<Shape::kThreads>(p, s);
+  const int32_t all = CountTiles<Shape::kThreads>(p, s);
+  auto at = static_cast<int32_t>(int64_t{all} * blockIdx.x / gridDim.x);
+  const auto end = static_cast<int32_t>(int64_t{all} * (blockIdx.x + 1) / gridDim.x);
   const uint64_t image = PanelDescriptor(SharedAddress(query));
 
   uint32_t turn = 0;  // rounds of the group since the block began
   uint32_t query_phase = 0;
 #pragma unroll 1
-  for (int local = s.first_token; local < p.num_tokens; ++local) {
-    // The blocks of a cluster that prepares a query all take part, with or without tiles.
-    if (s.before[local] >= s.end && !p.shared_query) break;
+  for (int local = s.first_token; at < end; ++local) {
     const int32_t rows = s.rows[local];
     if (rows == 0) continue;
-    const int32_t before = s.before[local] + p.token_tiles;
-    const int32_t first = max(0, s.begin - before) + group;
-    const int32_t last = min(s.end - before, (rows + kScanRows - 1) / kScanRows);
-    if (last <= first - group && !p.shared_query) continue;
+    const int32_t before = s.tiles_before[local];
+    const int32_t first = at - before + group;
+    const int32_t last = min(end - before, (rows + kScanRows - 1) / kScanRows);
+    at = before + last;
     // Turn t of this token is tile origin + t * kGroups, in stage t % kStages.
     const int32_t origin = first - static_cast<int32_t>(turn) * kGroups;
     const uint32_t turns_end =
@@ -316,9 +265,9 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
       }
       const int32_t page = __shfl_sync(0xffffffffu, pages, nth % 32);
       if (lane == 0) {
-        char* const stage = memory + ring_at + warp * Shape::kStageBytes;
-        BarrierArriveExpecting(full(stage), kTileBytes<Keys>);
-        CopyTile<Keys>(p, page, origin + static_cast<int32_t>(of) * kGroups, stage, full(stage));
+        BarrierArriveExpecting(full(warp), kTileBytes<Keys>);
+        CopyTile<Keys>(p, page, origin + static_cast<int32_t>(of) * kGroups,
+                       memory + ring_at + warp * kTileBytes<Keys>, full(warp));
       }
       __syncwarp();
     };
@@ -333,18 +282,12 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
     }
 
     __syncthreads();  // nobody reads the query of the token before
-    if (p.shared_query) {
-      PrepareInCluster<Keys, kHeads>(p, query, &s.query);
-      BarrierWaitCluster(&s.query, 0);
-      FenceForWgmma();
-    } else {
-      if (threadIdx.x == 0) {
-        BarrierArriveExpecting(&s.query, kPacked.Bytes());
-        CopyBulk(query, p.packed + local * p.packed_stride, kPacked.Bytes(), &s.query);
-      }
-      BarrierWait(&s.query, query_phase);
-      query_phase ^= 1;
+    if (threadIdx.x == 0) {
+      BarrierArriveExpecting(&s.query, kPacked.Bytes());
+      CopyBulk(query, p.packed + local * p.packed_stride, kPacked.Bytes(), &s.query);
     }
+    BarrierWait(&s.query, query_phase);
+    query_phase ^= 1;
     bool all_slow = false;
     if constexpr (Keys::kFp4) {
       all_slow =
@@ -356,20 +299,17 @@ __global__ void __launch_bounds__(RingShape<Keys, kHeads>::kThreads, 2)
 
     // Lanes of the same row agree; two of a quad store, each a row.
     const auto token_at = static_cast<uint32_t>(local * p.scores_stride);
-    uint32_t to =
-        token_at + static_cast<uint32_t>(first * kScanRows + PartOfPlace<Keys>(place).row);
+    uint32_t to = token_at + static_cast<uint32_t>(first * kScanRows + part.row);
     const uint32_t to_end = lane % 4 < 2 ? token_at + static_cast<uint32_t>(rows) : 0;
     uint32_t slow_from = all_slow ? turn : turns_end;  // the first turn that may need Slow
 #pragma unroll 1
     for (; turn < turns_end; ++turn) {
       const uint32_t stage = turn % kStages;
-      int32_t stage_at = ring_at + static_cast<int32_t>(stage) * Shape::kStageBytes;
-      asm("" : "+r"(stage_at));  // sums with what does not change would each take a register
-      char* const at = memory + stage_at;
-      const LanePart<Keys> part = PartOfPlace<Keys>(place);
+      const auto in_stage = static_cast<int32_t>(stage) * kTileBytes<Keys>;
       PageTile<Keys> tile;
-      BarrierWait(full(at), turn / kStages & 1);
-      DecodePage</*kSigned=*/true>(at + part.codes, at + part.scales, odd, &tile);
+      BarrierWait(full(stage), turn / kStages & 1);
+      DecodePage</*kSigned=*/true>(memory + codes_at + in_stage, memory + scales_at + in_stage, odd,
+                                   &tile);
       const auto refill = [&] {
         SyncNamed(1 + group, 128);  // the group has read the stage
         if (stage == static_cast<uint32_t>(warp)) fill(turn + kStages, false);

@@ -117,7 +117,6 @@ __device__ inline float SumQuad(float x) {
 struct Fp4Keys {
   using Sum = int32_t;
   static constexpr bool kFp4 = true;
-  static constexpr RowFormat kFormat = RowFormat::kFp4Index;
   static constexpr int kDataBytes = 64, kScaleBytes = 4;
   static constexpr int kSteps = 4;
   static constexpr int kAhead = 4;  // tiles on their way
@@ -264,7 +263,6 @@ struct WideKeys {
 };
 
 struct Fp8Keys : WideKeys {
-  static constexpr RowFormat kFormat = RowFormat::kFp8Index;
   static constexpr int kDataBytes = 128, kScaleBytes = 4;
   static constexpr int kAhead = 4;
   using Raw = Slots<2, true>;
@@ -293,7 +291,6 @@ struct Fp8Keys : WideKeys {
 };
 
 struct Bf16Keys : WideKeys {
-  static constexpr RowFormat kFormat = RowFormat::kBf16;
   static constexpr int kDataBytes = 256, kScaleBytes = 0;
   static constexpr int kAhead = 2;
   using Raw = Slots<4, false>;
@@ -500,8 +497,7 @@ static __global__ void __launch_bounds__(kScanThreads)
   keys.blocks = p.step.block_table + int64_t{p.step.sequence[token]} * p.step.max_blocks;
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   for (int32_t row = static_cast<int32_t>(blockIdx.x * kScanThreads + threadIdx.x);
-       row / kScanRows * kScanRows < visible;
-       row += static_cast<int32_t>(gridDim.x) * kScanThreads) {
+       row - lane < visible; row += static_cast<int32_t>(gridDim.x) * kScanThreads) {
     const std::byte *data, *scale;
     keys.Find(min(row, visible - 1), RowDataBytesOf(p.keys.format, kIndexDim),
               RowScaleBytesOf(p.keys.format), &data, &scale);
@@ -532,7 +528,7 @@ static __global__ void __launch_bounds__(kScanThreads)
     for (int offset = 8; offset > 0; offset /= 2) {
       best = max(best, __shfl_xor_sync(0xffffffffu, best, offset));
     }
-    if (lane % kGroupRows == 0) p.groups[at / kGroupRows] = best;
+    if (lane % kGroupRows == 0 && row < visible) p.groups[at / kGroupRows] = best;
   }
 }
 

@@ -23,13 +23,12 @@ __device__ inline uint32_t GroupKeyOf(float score) {
          static_cast<uint32_t>(sign);
 }
 
-// The best of 16 rows from a multiple of 16 on, 0 where none is visible: the selection reads the
-// groups of whole tiles of 64 rows. Every one of them below the visible rows is `mine` of some
-// lane, which has its score; `first` is the place of the first one in p.scores. Warp.
+// The best of 16 rows from a multiple of 16 on. Every one of them below the visible rows is `mine`
+// of some lane, which has its score; `first` is the place of the first one in p.scores. Warp.
 __device__ inline void StoreGroup(const IndexerParams& p, uint32_t first, float score, bool mine,
                                   int lane) {
   const uint32_t best = __reduce_max_sync(0xffffffffu, mine ? GroupKeyOf(score) : 0);
-  if (lane == 0) p.groups[first / kGroupRows] = best;
+  if (lane == 0 && mine) p.groups[first / kGroupRows] = best;
 }
 
 }  // namespace fathom::ops::cuda

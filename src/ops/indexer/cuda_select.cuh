@@ -6,10 +6,6 @@
 // candidate exactly; of the candidates that share its score the lowest rows are taken. Where many
 // scores tie, too many may reach the floor for the list: then the k-th best is determined bit by
 // bit from all scores.
-//
-// A block runs all of this once, so that fetching the code takes as long as running it. What
-// threads hold several of lies in shared memory, not in registers, and loops stay loops. Half of a
-// multiprocessor's registers suffice: a block can be there before the scan has ended.
 #pragma once
 
 #include "ops/indexer/cuda_scores.cuh"
@@ -20,38 +16,28 @@ constexpr int kSelectThreads = 1024;
 constexpr int kSelectWarps = kSelectThreads / 32;
 constexpr int kSelectBins = 2 * kSelectThreads;
 constexpr int kMaxUnits = 16 * kSelectThreads;  // one or more groups each, side by side
-constexpr int kStagedVectors = 3;               // of four scores that a thread fetches at once
+constexpr int kAllRows = 8192;                  // so many are all read
 constexpr int kFew = 96;                        // keys that are ranked by comparing all with all
 
-// Candidates, and units that reach the floor, of which each has a candidate. All rows of the units
-// fit that the floor lets in where they do not tie.
 __host__ __device__ constexpr int CandidateCapacity(int k) {
-  const int wanted = kGroupRows * (k < 1024 ? k + k / 8 : 1024);
-  return wanted < 8192 ? 8192 : wanted < kMaxUnits ? wanted : kMaxUnits;
+  const int wanted = kGroupRows * (k < 1024 ? k : 1024) + 2048;
+  return wanted < 16 * kSelectThreads ? wanted : 16 * kSelectThreads;
 }
 
 struct SelectShared {
-  uint64_t groups_here;
   uint32_t sums[2][kSelectWarps];
   uint32_t lowest[kSelectWarps], highest[kSelectWarps];
   uint32_t few[kFew];
   uint32_t bin, remaining, in_bin;
   uint32_t bar, ties;
   int32_t count;
-  alignas(16) uint32_t bins[kSelectBins];
-  alignas(16) float staged[kStagedVectors][kSelectThreads][4];
+  uint32_t bins[kSelectBins];
+  uint16_t units[kMaxUnits];  // that reach the floor
 };
 
-// Behind it the candidates: keys, then rows. The best of the units lie there before them, and the
-// units that reach the floor behind them.
-__host__ __device__ constexpr int64_t CandidateBytes(int k) {
-  return CandidateCapacity(k) * int64_t{8} > kMaxUnits * int64_t{4}
-             ? CandidateCapacity(k) * int64_t{8}
-             : kMaxUnits * int64_t{4};
-}
+// Behind it the candidates: keys, then rows.
 constexpr int64_t SelectSharedBytes(int k) {
-  return static_cast<int64_t>(sizeof(SelectShared)) + CandidateBytes(k) +
-         CandidateCapacity(k) * int64_t{2};
+  return static_cast<int64_t>(sizeof(SelectShared)) + CandidateCapacity(k) * int64_t{8};
 }
 
 // Exclusive sum over the block; *total of all. `sums` are kSelectWarps words that nobody else uses
@@ -99,18 +85,18 @@ __device__ inline uint32_t NumberTaken(uint32_t* sums, uint32_t taken, Write&& w
   __syncthreads();
   const uint32_t other = sums[lane];
   const uint32_t total = __reduce_add_sync(0xffffffffu, other);
-  const uint32_t at =
+  uint32_t at =
       __reduce_add_sync(0xffffffffu, lane < static_cast<int>(threadIdx.x / 32) ? other : 0);
+  if (taken == 0) return total;
   const uint32_t before = sum - counts;
-#pragma unroll 1
-  for (uint32_t rest = taken; rest != 0; rest &= rest - 1) {
-    const int bit = __ffs(static_cast<int>(rest)) - 1, v = bit / 4;
-    // Of the warp's vectors before this one, of the lanes before, of the lane itself.
-    const uint32_t earlier = all & ((1u << (8 * v)) - 1);
-    const uint32_t two = (earlier & 0xff00ffu) + (earlier >> 8 & 0xff00ffu);
-    write(at + (two & 0xffffu) + (two >> 16) + (before >> (8 * v) & 0xffu) +
-              __popc(taken >> (4 * v) & ((1u << bit % 4) - 1)),
-          v, bit % 4);
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    uint32_t number = at + (before >> (8 * v) & 0xffu);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((taken >> (4 * v + i) & 1u) != 0) write(number++, v, i);
+    }
+    at += all >> (8 * v) & 0xffu;
   }
   return total;
 }
@@ -165,12 +151,10 @@ __device__ inline uint32_t Narrow(SelectShared& s, uint32_t* low, uint32_t* high
 __device__ inline uint32_t FindBar(SelectShared& s, const uint32_t* keys, int32_t n, int k,
                                    uint32_t low, uint32_t high, uint32_t* ties) {
   const auto each = [&](auto&& fn) {
-#pragma unroll 1
     for (int32_t i = threadIdx.x; i < n; i += kSelectThreads) fn(keys[i]);
   };
   auto wanted = static_cast<uint32_t>(k);
   if (threadIdx.x == 0) s.count = 0;
-#pragma unroll 1
   while (true) {
     const uint32_t count = Narrow(s, &low, &high, &wanted, each);
     if (count == wanted || low == high) {
@@ -188,7 +172,6 @@ __device__ inline uint32_t FindBar(SelectShared& s, const uint32_t* keys, int32_
   if (static_cast<int32_t>(threadIdx.x) < count) {
     const uint32_t own = s.few[threadIdx.x];
     uint32_t larger = 0, equal = 0;
-#pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
       larger += s.few[i] > own ? 1u : 0u;
       equal += s.few[i] == own ? 1u : 0u;
@@ -208,7 +191,6 @@ template <class Row>
 __device__ inline void WriteBest(SelectShared& s, const uint32_t* keys, int32_t n, uint32_t bar,
                                  uint32_t ties, Row&& row, int32_t* out) {
   uint32_t above = 0, at = 0;  // of the keys before
-#pragma unroll 1
   for (int32_t first = 0; first < n; first += kSelectThreads) {
     const int32_t i = first + static_cast<int32_t>(threadIdx.x);
     const uint32_t key = i < n ? keys[i] : 0;
@@ -259,51 +241,71 @@ __device__ inline void SelectFromAll(SelectShared& s, const float* scores, int32
   }
 }
 
-// A key that at least k of the units reach and little more; lists the units that reach it,
-// ascending, unless there are more than `capacity`, and returns their number. keys: the units' best
-// in shared memory, multiples of four with zeros at the end; `most` becomes the largest. Block.
-__device__ inline uint32_t FindUnits(SelectShared& s, const uint32_t* keys, int32_t units, int k,
-                                     uint16_t* list, uint32_t capacity, uint32_t* floor,
-                                     uint32_t* most) {
+// A key that at least k of `units` units reach and little more, units being `span` groups each;
+// lists these units in s.units, ascending, and returns their number. Block.
+__device__ inline int32_t FindUnits(SelectShared& s, const uint32_t* groups, int32_t group_count,
+                                    int32_t units, int32_t span, int k, uint32_t* floor) {
   const int vectors = (units + 4 * kSelectThreads - 1) / (4 * kSelectThreads);
   const int32_t mine = FirstOfThread(vectors);
-  const auto each = [&](auto&& fn) {
-#pragma unroll 1
-    for (int v = 0; v < vectors; ++v) {
-      if (mine + 128 * v < units) fn(v, *reinterpret_cast<const uint4*>(keys + mine + 128 * v));
+  uint32_t key[16];
+  if (span == 1) {
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      uint4 four = {};
+      // The array ends at a multiple of four; what lies behind the last group is any.
+      if (v < vectors && mine + 128 * v < units) {
+        four = *reinterpret_cast<const uint4*>(groups + mine + 128 * v);
+      }
+      key[4 * v] = four.x, key[4 * v + 1] = four.y;
+      key[4 * v + 2] = four.z, key[4 * v + 3] = four.w;
     }
-  };
-  // Bounds of the thread's keys. Zeros become the largest number.
-  uint32_t low = 0xffffffffu, high = 0;
-  each([&](int, const uint4& four) {
-    high = max(high, max(max(four.x, four.y), max(four.z, four.w)));
-    low = min(low, min(min(four.x - 1, four.y - 1), min(four.z - 1, four.w - 1)));
-  });
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      key[i] = 0;
+      const int32_t first = (mine + 128 * (i / 4) + i % 4) * span;
+      for (int32_t j = first; i / 4 < vectors && j < min(first + span, group_count); ++j) {
+        key[i] = max(key[i], groups[j]);
+      }
+    }
+  }
+  uint32_t valid = 0;
+  uint32_t least = 0xffffffffu, most = 0;  // of the thread
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (i / 4 < vectors && mine + 128 * (i / 4) + i % 4 < units) {
+      valid |= 1u << i;
+      least = min(least, key[i]);
+      most = max(most, key[i]);
+    }
+  }
   // Threads' best suffice as a lower bound where there are k of them.
   const int32_t threads = min(kSelectThreads, (units / 128 / vectors) * 32);  // that have units
-  if (threads >= k && high != 0) low = high;
-  BlockRange(s, &low, &high);
-  *most = high;
+  if (threads >= k && valid != 0) least = most;
+  BlockRange(s, &least, &most);
   // The floor may let in a few more than it has to.
   auto wanted = static_cast<uint32_t>(k);
-#pragma unroll 1
+  uint32_t low = least, high = most;
   while (true) {
     const uint32_t in_bin = Narrow(s, &low, &high, &wanted, [&](auto&& fn) {
-      each([&](int, const uint4& four) { fn(four.x), fn(four.y), fn(four.z), fn(four.w); });
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if ((valid >> i & 1u) != 0) fn(key[i]);
+      }
     });
     if (low == high || in_bin - wanted <= static_cast<uint32_t>(k) / 8) break;
   }
   *floor = low;
   uint32_t taken = 0;
-  each([&](int v, const uint4& four) {
-    taken |= (four.x >= low ? 1u : 0u) << (4 * v) | (four.y >= low ? 2u : 0u) << (4 * v) |
-             (four.z >= low ? 4u : 0u) << (4 * v) | (four.w >= low ? 8u : 0u) << (4 * v);
-  });
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if ((valid >> i & 1u) != 0 && key[i] >= low) taken |= 1u << i;
+  }
   const uint32_t total = NumberTaken(s.sums[1], taken, [&](uint32_t number, int v, int i) {
-    if (number < capacity) list[number] = static_cast<uint16_t>(mine + 128 * v + i);
+    s.units[number] = static_cast<uint16_t>(mine + 128 * v + i);
   });
   __syncthreads();
-  return total;
+  return static_cast<int32_t>(total);
 }
 
 // The scores of visible rows for the caller. grid (blocks, tokens of the pass).
@@ -319,132 +321,90 @@ static __global__ void __launch_bounds__(256) CopyScores(const __grid_constant__
   }
 }
 
-// grid (tokens of the pass, and behind them, where clusters of ScanRing have prepared queries,
-// blocks that do it in place: a warp per padded head).
-static __global__ void __launch_bounds__(kSelectThreads, 2)
+// grid (tokens of the pass).
+static __global__ void __launch_bounds__(kSelectThreads)
     SelectRows(const __grid_constant__ IndexerParams p) {
-  extern __shared__ __align__(128) char memory[];
+  extern __shared__ __align__(16) char memory[];
   auto& s = *reinterpret_cast<SelectShared*>(memory);
-  const int k = p.top_k;
-  const auto capacity = static_cast<uint32_t>(CandidateCapacity(k));
+  const int capacity = CandidateCapacity(p.top_k);
   auto* const keys = reinterpret_cast<uint32_t*>(memory + sizeof(SelectShared));
   auto* const rows = reinterpret_cast<int32_t*>(keys + capacity);
-  auto* const list = reinterpret_cast<uint16_t*>(memory + sizeof(SelectShared) + CandidateBytes(k));
+  const int64_t local = blockIdx.x, token = p.first_token + local;
+  const int k = p.top_k;
   reinterpret_cast<uint2*>(s.bins)[threadIdx.x] = {0, 0};
-  if (threadIdx.x == 0) {
-    BarrierInit(&s.groups_here, 1);
-    FenceBarrierInit();
-  }
   LetNextStart();
-  if (p.shared_query && blockIdx.x >= p.num_tokens) {
-    WaitForPrevious();
-    PrepareInPlace<__nv_bfloat16>(
-        p, (int64_t{blockIdx.x} - p.num_tokens) * kSelectWarps + threadIdx.x / 32);
-    return;
-  }
-  const int32_t visible = VisibleRows(p, p.first_token + blockIdx.x);
-  int32_t* const out = p.selected + (p.first_token + int64_t{blockIdx.x}) * k;
-  __syncthreads();
+  const int32_t visible = VisibleRows(p, token);
+  int32_t* const out = p.selected + token * k;
   WaitForPrevious();
-  if (threadIdx.x == 0) p.counts[p.first_token + blockIdx.x] = min(visible, k);
+  if (threadIdx.x == 0) p.counts[token] = min(visible, k);
   if (visible <= k) {
-#pragma unroll 1
     for (int i = threadIdx.x; i < k; i += kSelectThreads) out[i] = i < visible ? i : -1;
     return;
   }
   if (k == 0) return;
-  const float* const scores = p.scores + blockIdx.x * p.scores_stride;
+  const float* const scores = p.scores + local * p.scores_stride;
   const int32_t group_count = (visible + kGroupRows - 1) / kGroupRows;
-  const int span_log = max(0, 32 - __clz((group_count - 1) / kMaxUnits));  // a power of two
-  const int32_t units = ((group_count - 1) >> span_log) + 1;
-  const bool all = units <= k;
-  uint32_t floor = 0, most = 0;
-  auto pieces = static_cast<uint32_t>((visible + 3) / 4);  // of four rows, to look at
+  const int32_t span = (group_count + kMaxUnits - 1) / kMaxUnits;
+  const int32_t units = (group_count + span - 1) / span;
+  uint32_t floor = 0;
+  int32_t pieces = (visible + 3) / 4;  // of four rows, to look at
+  const int32_t unit_pieces = span * kGroupRows / 4;
+  const bool all = visible <= kAllRows || units <= k;
   if (!all) {
-    const uint32_t* const groups = p.groups + blockIdx.x * p.scores_stride / kGroupRows;
-    if (span_log == 0) {
-      // The groups of the last 64 rows are all there.
-      const auto bytes = static_cast<uint32_t>((units + 3) / 4 * 16);
-      if (threadIdx.x == 0) {
-        BarrierArriveExpecting(&s.groups_here, bytes);
-        CopyBulk(keys, groups, bytes, &s.groups_here);
-      }
-      BarrierWait(&s.groups_here, 0);
-    } else {
-#pragma unroll 1
-      for (int32_t unit = threadIdx.x; unit < (units + 3) / 4 * 4; unit += kSelectThreads) {
-        uint32_t best = 0;
-#pragma unroll 4
-        for (int32_t i = 0; i < 1 << span_log; ++i) {
-          const int32_t group = (unit << span_log) + i;
-          if (group < group_count) best = max(best, groups[group]);
-        }
-        keys[unit] = best;
-      }
-      __syncthreads();
-    }
-    const uint32_t reach = FindUnits(s, keys, units, k, list, capacity, &floor, &most);
-    // More than the list holds have more candidates, too.
-    pieces = reach > capacity ? 0 : reach << (2 + span_log);
+    pieces = unit_pieces * FindUnits(s, p.groups + local * p.scores_stride / kGroupRows,
+                                     group_count, units, span, k, &floor);
   }
 
   // Candidates in ascending order of rows.
-  const auto row_of = [&](uint32_t piece) {
-    if (piece >= pieces) return visible;
-    if (all) return static_cast<int32_t>(4 * piece);
-    const uint32_t unit = list[piece >> (2 + span_log)];
-    return static_cast<int32_t>((unit << (4 + span_log)) + (piece & ((4u << span_log) - 1)) * 4);
-  };
   uint32_t n = 0, low = 0xffffffffu, high = 0;
-  const auto vectors = static_cast<int>(
-      min(uint32_t{kStagedVectors}, (pieces + kSelectThreads - 1) / kSelectThreads));
+  const int vectors = min(4, (pieces + kSelectThreads - 1) / kSelectThreads);
   int turn = 0;
 #pragma unroll 1
-  for (uint32_t first = 0; first < pieces; first += vectors * kSelectThreads) {
+  for (int32_t first = 0; first < pieces; first += vectors * kSelectThreads) {
+    const int32_t mine = first + FirstOfThread(vectors) / 4;
     // A vector of FirstOfThread is 32 pieces here, of four rows each.
-    const uint32_t mine = first + static_cast<uint32_t>(FirstOfThread(vectors)) / 4;
-#pragma unroll 1
-    for (int v = 0; v < vectors; ++v) {
-      const int32_t row = row_of(mine + 32 * v);
-      if (row < visible) CopyAsync16(SharedAddress(s.staged[v][threadIdx.x]), scores + row);
+    int32_t row[4];
+    float4 four[4];
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int32_t piece = mine + 32 * v;
+      row[v] = visible;
+      if (v < vectors && piece < pieces) {
+        row[v] = all ? 4 * piece
+                     : static_cast<int32_t>(s.units[piece / unit_pieces]) * (4 * unit_pieces) +
+                           piece % unit_pieces * 4;
+      }
+      four[v] = {};
+      if (row[v] < visible) four[v] = *reinterpret_cast<const float4*>(scores + row[v]);
     }
-    CopyAsyncCommit();
-    CopyAsyncWaitFor<0>();
+    uint32_t key[16];
     uint32_t taken = 0;
-#pragma unroll 1
-    for (int v = 0; v < vectors; ++v) {
-      const int32_t end = visible - row_of(mine + 32 * v);  // of the rows from this one on
-      const float4 four = *reinterpret_cast<const float4*>(s.staged[v][threadIdx.x]);
-      const float values[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const float values[4] = {four[v].x, four[v].y, four[v].z, four[v].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t key = KeyOf(values[i]);
-        if (i < end && key >= floor) {
+        key[4 * v + i] = KeyOf(values[i]);
+        if (row[v] + i < visible && key[4 * v + i] >= floor) {
           taken |= 1u << (4 * v + i);
-          low = min(low, key);
-          high = max(high, key);
+          low = min(low, key[4 * v + i]);
+          high = max(high, key[4 * v + i]);
         }
       }
     }
     n += NumberTaken(s.sums[turn ^= 1], taken, [&](uint32_t number, int v, int i) {
-      if (n + number < capacity) {
-        keys[n + number] = KeyOf(s.staged[v][threadIdx.x][i]);
-        rows[n + number] = row_of(mine + 32 * v) + i;
+      if (n + number < static_cast<uint32_t>(capacity)) {
+        keys[n + number] = key[4 * v + i];
+        rows[n + number] = row[v] + i;
       }
     });
   }
-  if (n < static_cast<uint32_t>(k) || n > capacity) {
+  if (n < static_cast<uint32_t>(k) || n > static_cast<uint32_t>(capacity)) {
     __syncthreads();
     SelectFromAll(s, scores, visible, k, out);
     return;
   }
-  if (all) {
-    BlockRange(s, &low, &high);
-  } else {
-    low = floor;
-    high = most;
-    __syncthreads();
-  }
+  BlockRange(s, &low, &high);
   uint32_t ties = 0;
   const auto count = static_cast<int32_t>(n);
   const uint32_t bar = FindBar(s, keys, count, k, low, high, &ties);

@@ -45,6 +45,61 @@ struct ShortLayout {
   static constexpr int64_t kBytes = 1024 + kShared + int64_t{sizeof(ShortShared)};
 };
 
+// Shared memory of another block of the cluster: the address there of what lies at `address` here.
+__device__ inline uint32_t RemoteAddress(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+// Stores there and counts the 4 bytes at `barrier` of the same block.
+__device__ inline void StoreAt(uint32_t remote, uint32_t value, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+          remote),
+      "r"(value), "r"(barrier)
+      : "memory");
+}
+
+// A lane's words of a packed head, and where they lie in a packed query. A few lanes hold one more.
+template <class Keys>
+struct PackedWords {
+  static constexpr int kWords = Keys::kFp4 ? 1 : 2;
+  uint32_t word[kWords], at[kWords];
+  uint32_t rest, rest_at;
+  bool has_rest;
+};
+
+template <class Keys>
+__device__ inline PackedWords<Keys> PackWords(const float (&v)[4], float w, int head,
+                                              const PackedLayout& layout) {
+  const int lane = threadIdx.x % 32;
+  PackedWords<Keys> out;
+  const auto pair_at = static_cast<uint32_t>(layout.Pairs() + head / 2 * 16 + head % 2 * 4);
+  if constexpr (Keys::kFp4) {
+    const Fp4Head made = MakeFp4Head(v, w);
+    out.word[0] = made.word;
+    out.at[0] = Fp4WordOffset(head, lane);
+    // Lanes 0, 1, 2: the pair's two and `aligned`; lanes 3, 11, 19, 27: a block each.
+    out.has_rest = lane < 3 || lane % 8 == 3;
+    out.rest = __float_as_uint(lane == 0 ? made.weight : lane == 1 ? made.excess : made.block);
+    out.rest_at = lane < 2 ? pair_at + 8 * lane : layout.Blocks() + head * 16 + lane / 8 * 4;
+    if (lane == 2) {
+      out.rest = static_cast<uint32_t>(made.aligned);
+      out.rest_at = layout.Aligned() + head * 4;
+    }
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      out.word[half] = Bf16Word(v[2 * half], v[2 * half + 1]);
+      out.at[half] = Bf16WordOffset(head, lane, half, layout);
+    }
+    out.has_rest = lane < 2;
+    out.rest = lane == 0 ? __float_as_uint(w) : 0;
+    out.rest_at = pair_at + 8 * lane;
+  }
+  return out;
+}
+
 // Exclusive sum over the block. `sums` are kShortWarps words that nobody else uses.
 __device__ inline uint32_t ShortSum(uint32_t* sums, uint32_t mine) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

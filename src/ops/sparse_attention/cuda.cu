@@ -220,8 +220,12 @@ void LaunchRows(const SparseAttentionArgs& args, AttentionParams p, void* scratc
   const int64_t at_once =
       p.max_ranges == 1 ? kMostTokens : kKeptRanges / (int64_t{p.max_ranges} * p.groups);
   const auto groups = static_cast<unsigned>(p.groups);
-  AllowShared(AttendRows<kFp8>, kAttendRowsBytes);
-  if (p.blocks > 1) AllowShared(MergeApart, sizeof(MergeApartShared));
+  static const bool ready = [] {
+    AllowShared(AttendRows<kFp8>, kAttendRowsBytes);
+    AllowShared(MergeApart, sizeof(MergeApartShared));
+    return true;
+  }();
+  (void)ready;
   for (int64_t first = 0; first < p.step.num_tokens; first += at_once) {
     p.first_token = static_cast<int32_t>(first);
     const auto tokens = static_cast<unsigned>(std::min(p.step.num_tokens - first, at_once));

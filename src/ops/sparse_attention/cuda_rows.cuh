@@ -37,13 +37,9 @@ struct AttendRowsShared {
   float inverse[kBlockHeads];  // what the sums of a token's only range are multiplied by
   BlockWork work;
   TileBarriers barriers;
-  UnitBarriers units;
+  uint64_t ready[kMostOnTheirWay];  // units
 };
 static_assert(sizeof(HeadResult) * kBlockHeads % 1024 == 0);
-// Units of kept ranges that there is room for over the tiles' ring and the queries, once both are
-// read.
-constexpr int kRoomUnits = (sizeof(TileRing) + kTileBytes) / sizeof(KeptUnit);
-static_assert(kRoomUnits >= 2 * kMaxRanges + 3);
 constexpr int kAttendRowsBytes = static_cast<int>(sizeof(AttendRowsShared)) + 1024;
 static_assert(kAttendRowsBytes <= 227 * 1024);
 
@@ -337,7 +333,7 @@ __device__ inline void ConsumeToken(const AttentionParams& p, int32_t token, int
   PackRange(stats, a, KeptOf(p, work.ranges.last - 1));
   if (work.ranges.blocks > 1) return;
   __syncthreads();  // the ranges are in memory, and nobody reads tiles and queries any more
-  MergeKeptRanges(p, work, s.sinks, reinterpret_cast<KeptUnit*>(s.ring.keys), kRoomUnits, s.units);
+  MergeKeptRanges(p, work, s.sinks, reinterpret_cast<KeptUnit*>(s.ring.keys), s.ready);
 }
 
 // grid (blocks of a token, groups of 64 heads, tokens).
@@ -351,7 +347,7 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
   const auto block = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) {
     s.barriers.Init();
-    s.units.Init();
+    for (uint64_t& unit : s.ready) BarrierInit(&unit, 1);
     FenceBarrierInit();
   }
   LetNextStart();
@@ -368,7 +364,10 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
     } else {
       ProduceBf16(p, entries, begin, end, s.ring, s.barriers);
     }
-    if (b.blocks == 1 && b.ranges > 1) __syncthreads();  // the tiles' place is used again
+    if (b.blocks == 1 && b.ranges > 1) {
+      __syncthreads();  // the tiles' place is used again
+      WaitForMerge(b.ranges);
+    }
   } else {
     MoreRegisters<kConsumerRegisters>();
     WaitForPrevious();

@@ -310,14 +310,6 @@ __device__ inline void StoreKeptPiece(const AttentionParams& p, int32_t token, i
 
 // A unit of all ranges on its way from memory; as many of them as there is room for.
 constexpr int kMostOnTheirWay = 8;
-struct UnitBarriers {
-  uint64_t ready[kMostOnTheirWay], used[kMostOnTheirWay];
-
-  __device__ void Init() {
-    for (uint64_t& barrier : ready) BarrierInit(&barrier, 1);
-    for (uint64_t& barrier : used) BarrierInit(&barrier, kConsumerThreads / 32);
-  }
-};
 
 // Asks for a unit of all ranges, one after the other. Warps share the copies.
 __device__ inline void AskForUnit(const AttentionParams& p, int ranges, int unit, KeptUnit* to,
@@ -341,21 +333,28 @@ __device__ inline void AddUnit(const AttentionParams& p, int32_t token, int firs
                           [&](int i) { return kept[i].channels[four][lane]; }));
 }
 
-// Adds up the ranges of a token, all of them this block's and in memory, unit by unit. room: for
-// `room_units` units, less what factors take.
+// Where a block adds up ranges there is room for the factors and so many units of all of them, over
+// the tiles' ring and the queries, once both are read.
+constexpr int kFactorUnits =
+    (kBlockHeads * sizeof(HeadFactors) + sizeof(KeptUnit) - 1) / sizeof(KeptUnit);
+constexpr int kRoomUnits = (sizeof(TileRing) + kTileBytes) / sizeof(KeptUnit) - kFactorUnits;
+static_assert(kRoomUnits >= 2 * kMaxRanges);
+__device__ inline int UnitsOnTheirWay(int ranges) {
+  return min(kMostOnTheirWay, QuickDivide(kRoomUnits, ranges));
+}
+
+// Adds up the ranges of a token, all of them this block's and in memory, unit by unit. The block's
+// other warps are in WaitForMerge.
 __device__ inline void MergeKeptRanges(const AttentionParams& p, const BlockWork& work,
-                                       const float* sinks, KeptUnit* room, int room_units,
-                                       UnitBarriers& barriers) {
+                                       const float* sinks, KeptUnit* room, uint64_t* ready) {
   const int ranges = work.ranges.ranges;
   asm volatile("fence.proxy.async.global;" ::: "memory");
-  constexpr int kFactorUnits =
-      (kBlockHeads * sizeof(HeadFactors) + sizeof(KeptUnit) - 1) / sizeof(KeptUnit);
   auto* const factors = reinterpret_cast<HeadFactors*>(room);
   room += kFactorUnits;
-  const int slots = min(kMostOnTheirWay, QuickDivide(room_units - kFactorUnits, ranges));
+  const int slots = UnitsOnTheirWay(ranges);
 #pragma unroll 1
   for (int slot = 0; slot < slots; ++slot) {
-    AskForUnit(p, ranges, slot, room + slot * ranges, &barriers.ready[slot]);
+    AskForUnit(p, ranges, slot, room + slot * ranges, &ready[slot]);
   }
   FindFactors<4>(
       sinks, kBlockHeads, ranges, [&](int range, int head) { return KeptOf(p, range).stats[head]; },
@@ -365,17 +364,20 @@ __device__ inline void MergeKeptRanges(const AttentionParams& p, const BlockWork
   uint32_t phase = 0;
 #pragma unroll 1
   for (int unit = 0; unit < kUnits; ++unit) {
-    BarrierWait(&barriers.ready[slot], phase);
+    BarrierWait(&ready[slot], phase);
     const int head = unit / 2 * kUnitHeads;
     AddUnit(p, work.token, work.first_head + head, unit, ranges, room + slot * ranges,
             factors + head);
     if (unit + slots < kUnits) {
-      WarpArrive(&barriers.used[slot]);
-      if (ThreadNow() % 32 == 0) BarrierWait(&barriers.used[slot], phase);
-      AskForUnit(p, ranges, unit + slots, room + slot * ranges, &barriers.ready[slot]);
+      __syncthreads();
+      AskForUnit(p, ranges, unit + slots, room + slot * ranges, &ready[slot]);
     }
     if (++slot == slots) slot = 0, phase ^= 1;
   }
+}
+
+__device__ inline void WaitForMerge(int ranges) {
+  for (int unit = UnitsOnTheirWay(ranges); unit < kUnits; ++unit) __syncthreads();
 }
 
 // The same as a kernel of its own, where several blocks have ranges of a token: a block adds up a
