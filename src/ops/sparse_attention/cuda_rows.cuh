@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
   const auto block = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) {
     s.barriers.Init();
-    for (uint64_t& unit : s.ready) BarrierInit(&unit, 1);
+    for (uint64_t& unit : s.ready) BarrierInit(&unit, kConsumerThreads / 32);
     FenceBarrierInit();
   }
   LetNextStart();

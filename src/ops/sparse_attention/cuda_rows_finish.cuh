@@ -311,14 +311,16 @@ __device__ inline void StoreKeptPiece(const AttentionParams& p, int32_t token, i
 // A unit of all ranges on its way from memory; as many of them as there is room for.
 constexpr int kMostOnTheirWay = 8;
 
-// Asks for a unit of all ranges, one after the other. Warps share the copies.
+// Asks for a unit of all ranges, one after the other. Warps share the copies; each arrives once.
 __device__ inline void AskForUnit(const AttentionParams& p, int ranges, int unit, KeptUnit* to,
                                   uint64_t* ready) {
-  const int thread = ThreadNow();
+  constexpr int kWarps = kConsumerThreads / 32;
+  const int thread = ThreadNow(), warp = thread / 32;
   if (thread % 32 != 0) return;
-  if (thread == 0) BarrierArriveExpecting(ready, ranges * uint32_t{sizeof(KeptUnit)});
+  const int copies = (ranges - warp + kWarps - 1) / kWarps;
+  BarrierArriveExpecting(ready, static_cast<uint32_t>(copies * int{sizeof(KeptUnit)}));
 #pragma unroll 1
-  for (int i = thread / 32; i < ranges; i += kConsumerThreads / 32) {
+  for (int i = warp; i < ranges; i += kWarps) {
     CopyBulk(to + i, &KeptOf(p, i).units[unit], sizeof(KeptUnit), ready);
   }
 }
