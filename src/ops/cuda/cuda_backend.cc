@@ -264,7 +264,7 @@ void CudaBackend::Compressor(const CompressorArgs& host) {
   CompressorArgs args = host;
   args.ape = At(args.ape);
   args.norm = At(args.norm);
-  CompressorCuda(args, stream(), fusions_.compressor);
+  CompressorCuda(args, stream());
 }
 
 void CudaBackend::Indexer(const IndexerArgs& args) {

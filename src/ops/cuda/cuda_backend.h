@@ -35,12 +35,11 @@ struct CudaMemory {
 // What a CudaBackend computes together that the model computes one after the other, where the
 // kernels can, and how it launches. Benches turn them off one by one; no result depends on them.
 struct CudaFusions {
-  bool gate = true;        // with the choice of experts
-  bool one_token = true;   // the indexer of few tokens of short contexts: one launch
-  bool commit = true;      // the keys of sequences of one token: into the ring as they are made
-  bool compressor = true;  // its rows and state of sequences of one token: one launch
-  bool products = true;    // of one input, with a job for each block at most: one launch
-  bool queries = false;    // of one input, though each keeps the GPU busy: one launch
+  bool gate = true;       // with the choice of experts
+  bool one_token = true;  // the indexer of few tokens of short contexts: one launch
+  bool commit = true;     // the keys of sequences of one token: into the ring as they are made
+  bool products = true;   // of one input, with a job for each block at most: one launch
+  bool queries = false;   // of one input, though each keeps the GPU busy: one launch
   // One split of L1 and shared memory for all kernels of a step of up to kOneSplitTokens: one token
   // gained 1 % by it, 32 lost 1.6 %.
   bool one_split = true;
