@@ -262,12 +262,9 @@ struct Forward::Impl : Buffers {
       Branch(1);
       Compress(w.index_compressor, index_row, projected, 4, kIndexDim, cache.index_state,
                cache.index_state_stride, cache.index_keys);
-      // Beside wq_b. Where the products of z are there, the indexer goes first: it is short of
-      // work for a GPU, and the weights of wq_b come meanwhile.
-      const bool beside = !projected || queries;
-      Branch(beside ? 2 : 0);
+      Branch(2);
       if (!projected) backend.Linear(index_weights);
-      if (beside) Await(0);  // the query latent
+      Await(0);  // the query latent, or all products of it
       if (!queries) backend.Linear(of_qa[1]);
       Await(1);  // the indexer's row
       Select(name, cache);

@@ -225,10 +225,7 @@ void CudaBackend::Linear(const LinearArgs& args) {
 }
 
 bool CudaBackend::TakesTogether(std::span<const LinearArgs> products) const {
-  if (!LinearsCudaTake(products)) return false;
-  int64_t tiles = 0;
-  for (const LinearArgs& product : products) tiles += CudaTiles(product.weight->out);
-  return tiles < kCudaManyTiles ? fusions_.products : fusions_.queries;
+  return fusions_.products && LinearsCudaTake(products);
 }
 
 void CudaBackend::LinearTogether(std::span<const LinearArgs> products) {

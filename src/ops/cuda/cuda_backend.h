@@ -38,13 +38,12 @@ struct CudaFusions {
   bool gate = true;       // with the choice of experts
   bool one_token = true;  // the indexer of few tokens of short contexts: one launch
   bool commit = true;     // the keys of sequences of one token: into the ring as they are made
-  bool products = true;   // of one input, with a job for each block at most: one launch
-  bool queries = false;   // of one input, though each keeps the GPU busy: one launch
+  bool products = true;   // of one input: one launch
   // One split of L1 and shared memory for all kernels of a step of up to kOneSplitTokens: one token
-  // gained 1 % by it, 32 lost 1.6 %.
+  // gained 1 % by it, 8 lost 0.8 %, 32 lost 1.6 %.
   bool one_split = true;
 };
-inline constexpr int kOneSplitTokens = 8;
+inline constexpr int kOneSplitTokens = 2;
 
 class CudaBackend final : public Backend {
  public:

@@ -85,7 +85,6 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream,
 // products in kProduct of FP8 and BF16 weights, of so few rows that every block quantises them for
 // itself (4 of 4,096 inputs, 8 of 2,048), which are bf16 in whole units.
 inline constexpr int kMostTogether = 8;
-inline constexpr int64_t kCudaManyTiles = 1056;  // each a warp's, not a block's, from here on
 bool LinearsCudaTake(std::span<const LinearArgs> products);  // LinearsCuda needs it to hold
 void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream);
 
