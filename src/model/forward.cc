@@ -159,10 +159,10 @@ struct Forward::Impl : Buffers {
   void Linear(const MatrixView& in, const ops::LinearWeight& weight, const MatrixView& out) {
     backend.Linear(Product(in, weight, out));
   }
-  // Whether they have been computed, all at once.
-  bool Together(std::span<const ops::LinearArgs> products) {
-    if (!backend.TakesTogether(products)) return false;
-    backend.LinearTogether(products);
+  // Whether they have been computed, all at once, with the norm of the first one's result.
+  bool Together(std::span<const ops::LinearArgs> products, const ops::RmsNormArgs* norm = nullptr) {
+    if (!backend.TakesTogether(products, norm)) return false;
+    backend.LinearTogether(products, norm);
     return true;
   }
 
@@ -242,12 +242,15 @@ struct Forward::Impl : Buffers {
     const Projections index_row = Project(w.index_compressor, index_c, index_g);
     const ops::LinearArgs of_z[] = {latent,        window,           row.values,     row.gates,
                                     index_weights, index_row.values, index_row.gates};
-    const bool projected = Together({of_z, csa ? 7u : compresses ? 4u : 2u});
+    const std::span<const ops::LinearArgs> products(of_z, csa ? 7u : compresses ? 4u : 2u);
+    const ops::RmsNormArgs norm = {
+        .x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics};
+    const bool normed = Together(products, &norm);
+    const bool projected = normed || Together(products);
 
     Branch(0);
     if (!projected) backend.Linear(latent);
-    backend.RmsNorm(
-        {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
+    if (!normed) backend.RmsNorm(norm);
     Show(name + ".attn.q_latent", Rows(qa));
     if (!projected) {
       Branch(1);
@@ -262,12 +265,9 @@ struct Forward::Impl : Buffers {
       Branch(1);
       Compress(w.index_compressor, index_row, projected, 4, kIndexDim, cache.index_state,
                cache.index_state_stride, cache.index_keys);
-      // Beside wq_b. Where the products of z are there, the indexer goes first: it is short of
-      // work for a GPU, and the weights of wq_b come meanwhile.
-      const bool beside = !projected || queries;
-      Branch(beside ? 2 : 0);
+      Branch(2);
       if (!projected) backend.Linear(index_weights);
-      if (beside) Await(0);  // the query latent
+      Await(0);  // the query latent, or all products of it
       if (!queries) backend.Linear(of_qa[1]);
       Await(1);  // the indexer's row
       Select(name, cache);

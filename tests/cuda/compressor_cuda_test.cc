@@ -19,7 +19,7 @@ std::vector<T> CopyOf(const T* data, int64_t n) {
 }
 
 // Runs one step on the device; state and pages come back into the scenario.
-void StepOnDevice(CompressorScenario& scenario, const Chunks& chunks, bool one_launch = true) {
+void StepOnDevice(CompressorScenario& scenario, const Chunks& chunks) {
   scenario.Prepare(chunks);
   CompressorArgs args = scenario.Args();
   const DeviceStep step(*args.step);
@@ -36,7 +36,7 @@ void StepOnDevice(CompressorScenario& scenario, const Chunks& chunks, bool one_l
   args.norm = norm.data();
   args.state = reinterpret_cast<float*>(state.data());
   args.rows.base = pages.data();
-  CompressorCuda(args, nullptr, one_launch);
+  CompressorCuda(args, nullptr);
   scenario.Adopt(state.Download(), pages.Download());
 }
 
@@ -172,24 +172,6 @@ TEST(CompressorCuda, TokensOneByOneGiveTheBytesOfOneStep) {
     for (int32_t t = 0; t < 259; ++t) StepOnDevice(single, {{0, t, 1}});
     EXPECT_EQ(single.pages(), whole.pages());
     EXPECT_EQ(single.state(), whole.state());
-  }
-}
-
-// Several sequences, a token each, out of step with each other; rows that are only rebuilt.
-TEST(CompressorCuda, OneLaunchGivesTheBytesOfTwo) {
-  FATHOM_NEEDS_DEVICE();
-  for (CompressorOptions options : Instances()) {
-    SCOPED_TRACE(NameOf(options));
-    options.sequences = 3;
-    CompressorScenario one(options), two(options);
-    for (auto* scenario : {&one, &two}) StepOnDevice(*scenario, {{1, 0, 126}, {2, 0, 250}});
-    for (int32_t t = 0; t < 10; ++t) {
-      const Chunks step = {{2, 250 + t, 1, 256}, {0, t, 1}, {1, 126 + t, 1}};
-      StepOnDevice(one, step);
-      StepOnDevice(two, step, false);
-      ASSERT_EQ(one.pages(), two.pages()) << t;
-      ASSERT_EQ(one.state(), two.state()) << t;
-    }
   }
 }
 

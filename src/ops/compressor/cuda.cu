@@ -1,6 +1,5 @@
 // compressor on CUDA, two launches: rows first, from the old state and the step's tokens, then the
-// state; one for sequences of one token each, in which a thread has all it reads of the state to
-// itself. A block per token: the token that completes a group owns its row, all others leave at
+// state. A block per token: the token that completes a group owns its row, all others leave at
 // once, so the host needs to know no position. A thread per channel walks its members or tokens
 // oldest first; the record of a group of 128 that began before the step starts from the state, and
 // the operations are spelled out, so rows and state have the same bits for every chunking.
@@ -102,10 +101,16 @@ __device__ void FinishRow(const CompressorParams& p, float x, int32_t sequence, 
   EncodeWarpRow(format, v, RowData(p.rows, block, in_page), RowScale(p.rows, block, in_page), ch);
 }
 
-// Channel threadIdx.x of the row that the token at `position` of the span completes.
 template <int kChannels>
-__device__ float Pool4(const CompressorParams& p, const Span& span, const float* state,
-                       int32_t position) {
+__global__ void __launch_bounds__(kChannels) Ratio4Rows(const CompressorParams p) {
+  LetNextStart();
+  WaitForPrevious();
+  const int32_t t = blockIdx.x;
+  const int32_t position = p.step.position[t];
+  if (position < 0 || position % 4 != 3) return;
+  const int32_t s = p.step.sequence[t];
+  const Span span = SpanOf(p.step, s);
+  const float* state = p.state + p.step.slot[s] * p.state_stride;
   const int ch = threadIdx.x;
   // Half 0 of a token's channels is for the group after its own, half 1 for its own. Tokens before
   // the step are read from the state: the group before that of the step's first token in rows
@@ -138,57 +143,7 @@ __device__ float Pool4(const CompressorParams& p, const Span& span, const float*
     weights = __fadd_rn(weights, weight);
     sum = __fmaf_rn(weight, value[i], sum);
   }
-  return __fdiv_rn(sum, weights);
-}
-
-template <int kChannels>
-__global__ void __launch_bounds__(kChannels) Ratio4Rows(const CompressorParams p) {
-  LetNextStart();
-  WaitForPrevious();
-  const int32_t t = blockIdx.x;
-  const int32_t position = p.step.position[t];
-  if (position < 0 || position % 4 != 3) return;
-  const int32_t s = p.step.sequence[t];
-  const float* state = p.state + p.step.slot[s] * p.state_stride;
-  const float pooled = Pool4<kChannels>(p, SpanOf(p.step, s), state, position);
-  FinishRow<kChannels>(p, pooled, s, position / 4, 4);
-}
-
-// Ratio4Rows, then Ratio4State, of sequences of one token.
-template <int kChannels>
-__global__ void __launch_bounds__(kChannels) Ratio4Token(const CompressorParams p) {
-  LetNextStart();
-  WaitForPrevious();
-  const int32_t t = blockIdx.x;
-  const int32_t position = p.step.position[t];
-  if (position < 0) return;
-  const int32_t s = p.step.sequence[t];
-  float* const state = p.state + p.step.slot[s] * p.state_stride;
-  const bool complete = position % 4 == 3;
-  float pooled = 0;
-  if (complete) pooled = Pool4<kChannels>(p, {t, position, position + 1}, state, position);
-  constexpr int kHalf = 2 * kChannels, kWidth = 4 * kChannels;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int column = half * kChannels + static_cast<int>(threadIdx.x);
-    const float value = p.c[t * p.c_stride + column];
-    const float gate =
-        __fadd_rn(p.g[t * p.g_stride + column], p.ape[position % 4 * kHalf + column]);
-    float* const values = state + column;
-    float* const gates = state + kHalf + column;
-    if (complete) {
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        values[i * kWidth] = values[(4 + i) * kWidth];
-        gates[i * kWidth] = gates[(4 + i) * kWidth];
-      }
-      values[3 * kWidth] = value;
-      gates[3 * kWidth] = gate;
-    }
-    values[(4 + position % 4) * kWidth] = value;
-    gates[(4 + position % 4) * kWidth] = gate;
-  }
-  if (complete) FinishRow<kChannels>(p, pooled, s, position / 4, 4);
+  FinishRow<kChannels>(p, __fdiv_rn(sum, weights), s, position / 4, 4);
 }
 
 // Leaves what a run token by token leaves: rows 0..3 hold the last complete group, row 4 + i the
@@ -289,27 +244,10 @@ __global__ void Ratio128State(const CompressorParams p) {
   state[2 * kHeadDim + ch] = r.a;
 }
 
-// Ratio128Rows, then Ratio128State, of sequences of one token.
-__global__ void __launch_bounds__(kHeadDim) Ratio128Token(const CompressorParams p) {
-  LetNextStart();
-  WaitForPrevious();
-  const int32_t t = blockIdx.x;
-  const int32_t position = p.step.position[t];
-  if (position < 0) return;
-  const int32_t s = p.step.sequence[t];
-  float* const state = p.state + p.step.slot[s] * p.state_stride;
-  const int ch = threadIdx.x;
-  const Record r = RecordAt(p, {t, position, position + 1}, state, position, ch);
-  state[ch] = r.m;
-  state[kHeadDim + ch] = r.l;
-  state[2 * kHeadDim + ch] = r.a;
-  if (position % 128 == 127) FinishRow<kHeadDim>(p, __fdiv_rn(r.a, r.l), s, position / 128, 128);
-}
-
 }  // namespace
 }  // namespace cuda
 
-void CompressorCuda(const CompressorArgs& args, CudaStream stream, bool one_launch) {
+void CompressorCuda(const CompressorArgs& args, CudaStream stream) {
   if (args.step->num_tokens == 0) return;
   cuda::CompressorParams p;
   p.step = *args.step;
@@ -330,11 +268,6 @@ void CompressorCuda(const CompressorArgs& args, CudaStream stream, bool one_laun
   const auto launch = [&](auto kernel, dim3 grid, int threads, auto... arguments) {
     cuda::LaunchOverlapped(kernel, grid, threads, 0, stream, 1, p, arguments...);
   };
-  if (one_launch && tokens == sequences) {
-    if (args.ratio == 128) return launch(cuda::Ratio128Token, tokens, kHeadDim);
-    if (args.channels == kHeadDim) return launch(cuda::Ratio4Token<kHeadDim>, tokens, kHeadDim);
-    return launch(cuda::Ratio4Token<kIndexDim>, tokens, kIndexDim);
-  }
   if (args.ratio == 128) {
     launch(cuda::Ratio128Rows, tokens, kHeadDim);
     launch(cuda::Ratio128State, dim3(sequences, kHeadDim / cuda::kStateThreads),

@@ -7,7 +7,6 @@
 
 namespace fathom::ops {
 
-// one_launch: where every sequence of the step has one token; the same bytes.
-void CompressorCuda(const CompressorArgs& args, CudaStream stream, bool one_launch = true);
+void CompressorCuda(const CompressorArgs& args, CudaStream stream);
 
 }  // namespace fathom::ops

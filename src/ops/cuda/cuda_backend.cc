@@ -53,7 +53,14 @@ bool CudaBackend::Available() {
 
 Expected<std::unique_ptr<CudaBackend>> CudaBackend::Make(const CudaFusions& fusions) {
   FATHOM_ASSIGN([[maybe_unused]] const std::string name, UsableDevice());
-  return std::unique_ptr<CudaBackend>(new CudaBackend(fusions));
+  std::unique_ptr<CudaBackend> backend(new CudaBackend(fusions));
+  constexpr int64_t kBytes = kLanes * sizeof(uint32_t);
+  FATHOM_ASSIGN(std::byte* const counters, backend->Reserve(kBytes, "counters"));
+  backend->Fill(counters, 0, kBytes);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    backend->lanes_[lane].arrived = reinterpret_cast<uint32_t*>(counters) + lane;
+  }
+  return backend;
 }
 
 CudaBackend::CudaBackend(const CudaFusions& fusions) : fusions_(fusions) {
@@ -224,15 +231,17 @@ void CudaBackend::Linear(const LinearArgs& args) {
   LinearCuda(args, scratch, stream());
 }
 
-bool CudaBackend::TakesTogether(std::span<const LinearArgs> products) const {
-  if (!LinearsCudaTake(products)) return false;
-  int64_t tiles = 0;
-  for (const LinearArgs& product : products) tiles += CudaTiles(product.weight->out);
-  return tiles < kCudaManyTiles ? fusions_.products : fusions_.queries;
+bool CudaBackend::TakesTogether(std::span<const LinearArgs> products,
+                                const RmsNormArgs* norm) const {
+  return fusions_.products && (norm == nullptr || fusions_.norm) && LinearsCudaTake(products, norm);
 }
 
-void CudaBackend::LinearTogether(std::span<const LinearArgs> products) {
-  if (!planning_) LinearsCuda(products, stream());
+void CudaBackend::LinearTogether(std::span<const LinearArgs> products, const RmsNormArgs* norm) {
+  if (planning_) return;
+  if (norm == nullptr) return LinearsCuda(products, stream());
+  CudaThenNorm then = {*norm, lanes_[lane_].arrived};
+  then.norm.weight = At(norm->weight);
+  LinearsCuda(products, stream(), &then);
 }
 
 void CudaBackend::RmsNorm(const RmsNormArgs& host) {
@@ -264,7 +273,7 @@ void CudaBackend::Compressor(const CompressorArgs& host) {
   CompressorArgs args = host;
   args.ape = At(args.ape);
   args.norm = At(args.norm);
-  CompressorCuda(args, stream(), fusions_.compressor);
+  CompressorCuda(args, stream());
 }
 
 void CudaBackend::Indexer(const IndexerArgs& args) {
