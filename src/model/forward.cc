@@ -159,10 +159,10 @@ struct Forward::Impl : Buffers {
   void Linear(const MatrixView& in, const ops::LinearWeight& weight, const MatrixView& out) {
     backend.Linear(Product(in, weight, out));
   }
-  // Whether they have been computed, all at once, with the norm of the first one's result.
-  bool Together(std::span<const ops::LinearArgs> products, const ops::RmsNormArgs* norm = nullptr) {
-    if (!backend.TakesTogether(products, norm)) return false;
-    backend.LinearTogether(products, norm);
+  // Whether they have been computed, all at once.
+  bool Together(std::span<const ops::LinearArgs> products) {
+    if (!backend.TakesTogether(products)) return false;
+    backend.LinearTogether(products);
     return true;
   }
 
@@ -242,15 +242,12 @@ struct Forward::Impl : Buffers {
     const Projections index_row = Project(w.index_compressor, index_c, index_g);
     const ops::LinearArgs of_z[] = {latent,        window,           row.values,     row.gates,
                                     index_weights, index_row.values, index_row.gates};
-    const std::span<const ops::LinearArgs> products(of_z, csa ? 7u : compresses ? 4u : 2u);
-    const ops::RmsNormArgs norm = {
-        .x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics};
-    const bool normed = Together(products, &norm);
-    const bool projected = normed || Together(products);
+    const bool projected = Together({of_z, csa ? 7u : compresses ? 4u : 2u});
 
     Branch(0);
     if (!projected) backend.Linear(latent);
-    if (!normed) backend.RmsNorm(norm);
+    backend.RmsNorm(
+        {.x = Rows(qa), .weight = w.q_norm.data(), .y = Rows(qa), .numerics = options.numerics});
     Show(name + ".attn.q_latent", Rows(qa));
     if (!projected) {
       Branch(1);

@@ -58,14 +58,10 @@ class Backend {
   virtual void Embed(const EmbedArgs&) = 0;
   virtual void Linear(const LinearArgs&) = 0;
   // Whether products of one x, which do not need each other, are computed at once by
-  // LinearTogether, and with them `norm` unless it is null: that of the first product's y, in place
-  // or where no product writes. Else each is better off on its own, beside other parts of the step.
-  virtual bool TakesTogether(std::span<const LinearArgs>, const RmsNormArgs* /*norm*/) const {
-    return false;
-  }
-  virtual void LinearTogether(std::span<const LinearArgs> products, const RmsNormArgs* norm) {
+  // LinearTogether. Else each is better off on its own, beside other parts of the step.
+  virtual bool TakesTogether(std::span<const LinearArgs>) const { return false; }
+  virtual void LinearTogether(std::span<const LinearArgs> products) {
     for (const LinearArgs& product : products) Linear(product);
-    if (norm != nullptr) RmsNorm(*norm);
   }
   virtual void RmsNorm(const RmsNormArgs&) = 0;
   // Whether NormRopeInsert takes `step` and `ring` for this step, and does what WindowCommit would.

@@ -42,13 +42,13 @@ class NamedBackend : public Backend {
         "linear " + std::to_string(args.weight->out) + "x" + std::to_string(args.weight->in);
     Call(name, [&] { inner_.Linear(args); });
   }
-  bool TakesTogether(std::span<const LinearArgs> products, const RmsNormArgs* norm) const override {
-    return inner_.TakesTogether(products, norm);
+  bool TakesTogether(std::span<const LinearArgs> products) const override {
+    return inner_.TakesTogether(products);
   }
-  void LinearTogether(std::span<const LinearArgs> products, const RmsNormArgs* norm) override {
+  void LinearTogether(std::span<const LinearArgs> products) override {
     std::string name = "linear together";
     for (const LinearArgs& args : products) name += ' ' + std::to_string(args.weight->out);
-    Call(name, [&] { inner_.LinearTogether(products, norm); });
+    Call(name, [&] { inner_.LinearTogether(products); });
   }
   void RmsNorm(const RmsNormArgs& args) override {
     Call("rms_norm", [&] { inner_.RmsNorm(args); });

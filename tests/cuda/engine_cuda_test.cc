@@ -162,9 +162,8 @@ TEST(EngineCuda, FusionsChangeNoToken) {
     return all;
   };
   using Fusions = ops::CudaFusions;
-  // Of the norm only `all` tells: it goes with the products.
-  constexpr bool Fusions::*kAll[] = {&Fusions::gate,     &Fusions::one_token, &Fusions::commit,
-                                     &Fusions::products, &Fusions::norm,      &Fusions::one_split};
+  constexpr bool Fusions::*kAll[] = {&Fusions::gate, &Fusions::one_token, &Fusions::commit,
+                                     &Fusions::products, &Fusions::one_split};
   Fusions none, all;
   for (bool Fusions::*const fusion : kAll) none.*fusion = false, all.*fusion = true;
   const auto right = answers(none);

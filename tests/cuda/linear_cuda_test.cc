@@ -7,7 +7,6 @@
 
 #include "cuda/linear_device.h"
 #include "ops/linear/linear.h"
-#include "ops/norm_rope_insert/cuda.h"
 #include "ops/testing.h"
 
 namespace fathom::ops {
@@ -267,12 +266,8 @@ struct Part {
   DType y_type;
 };
 
-enum class Then : uint8_t { kNothing, kNorm, kNormInPlace };
-
-// Products of one x, computed together into rows that lie apart, and each on its own; the norm of
-// the first one's result in the same launch, a few times in a row, and on its own.
-void CompareTogether(const std::vector<Part>& parts, int64_t in, int64_t rows,
-                     Then then = Then::kNothing) {
+// Products of one x, computed together into rows that lie apart, and each on its own.
+void CompareTogether(const std::vector<Part>& parts, int64_t in, int64_t rows) {
   SCOPED_TRACE(std::to_string(parts.size()) + " products of " + std::to_string(rows) + " rows of " +
                std::to_string(in));
   PaddedMatrix x(rows, in, 0);
@@ -304,31 +299,10 @@ void CompareTogether(const std::vector<Part>& parts, int64_t in, int64_t rows,
     }
     return list;
   };
+  ASSERT_TRUE(LinearsCudaTake(products(together)));
+  LinearsCuda(products(together), nullptr);
   DeviceArray<uint8_t> scratch(LinearCudaScratchBytes(rows, in));
   for (const LinearArgs& product : products(apart)) LinearCuda(product, scratch.data(), nullptr);
-  if (then == Then::kNothing) {
-    ASSERT_TRUE(LinearsCudaTake(products(together)));
-    LinearsCuda(products(together), nullptr);
-  } else {
-    const int64_t n = parts[0].out;
-    PaddedMatrix factors(1, n, 0);
-    factors.Randomise(9, true);
-    const DeviceArray<float> weight(factors.data);
-    const size_t to = then == Then::kNormInPlace ? 0 : parts.size();
-    for (auto* out : {&together, &apart}) out->emplace_back(rows, n, n + 5, DType::kBF16);
-    const auto norm = [&](const std::vector<GuardedMatrix>& out) -> RmsNormArgs {
-      return {.x = out[0].view(), .weight = weight.data(), .y = out[to].view()};
-    };
-    RmsNormCuda(norm(apart), nullptr);
-    const DeviceArray<uint32_t> arrived(std::vector<uint32_t>{0});
-    const CudaThenNorm with = {norm(together), arrived.data()};
-    ASSERT_TRUE(LinearsCudaTake(products(together), &with.norm));
-    for (int i = 0; i < 3; ++i) {
-      LinearsCuda(products(together), nullptr, &with);
-      EXPECT_EQ(arrived.Download(), std::vector<uint32_t>{0});
-      EXPECT_TRUE(SameBits(together[to].Download(), apart[to].Download())) << "norm";
-    }
-  }
   for (size_t i = 0; i < parts.size(); ++i) {
     EXPECT_TRUE(SameBits(together[i].Download(), apart[i].Download())) << "product " << i;
   }
@@ -359,30 +333,6 @@ TEST(LinearCuda, ProductsOfOneInputHaveTheSameBitsTogether) {
   CompareTogether({{kFp8, 24'000, false, kFloat}, {kFp8, 9'001, true, kHalf}}, 256, 3);
 }
 
-TEST(LinearCuda, ANormAfterItsProductHasTheSameBits) {
-  FATHOM_NEEDS_DEVICE();
-  constexpr WeightFormat kFp8 = WeightFormat::kFp8Block128, kBf16 = WeightFormat::kBF16;
-  constexpr DType kHalf = DType::kBF16, kFloat = DType::kF32;
-  for (const Then then : {Then::kNorm, Then::kNormInPlace}) {
-    // A layer's projections; of both formats the one whose result is normalised.
-    for (const int rows : {1, 2, 8}) {
-      CompareTogether({{kFp8, 1024, true, kHalf}, {kFp8, 64, true, kHalf}}, 256, rows, then);
-      CompareTogether({{kFp8, 203, true, kHalf},
-                       {kFp8, 64, true, kHalf},
-                       {kBf16, 40, false, kFloat},
-                       {kBf16, 17, true, kHalf}},
-                      1152, rows, then);
-      CompareTogether({{kBf16, 40, false, kHalf}, {kFp8, 500, true, kHalf}}, 128, rows, then);
-    }
-    CompareTogether({{kFp8, 96, true, kHalf}, {kBf16, 40, false, kFloat}}, 4096, 4, then);
-    // Blocks with a second tile, of the same product or of the next one; rows of more values than
-    // a thread holds.
-    CompareTogether({{kFp8, 5000, true, kHalf}, {kBf16, 5000, false, kFloat}}, 128, 3, then);
-    CompareTogether({{kFp8, 2100, true, kHalf}, {kFp8, 8000, false, kFloat}}, 128, 2, then);
-    CompareTogether({{kBf16, 600, true, kHalf}, {kBf16, 7000, false, kFloat}}, 128, 2, then);
-  }
-}
-
 TEST(LinearCuda, WhatIsNotTakenTogether) {
   FATHOM_NEEDS_DEVICE();
   const OwnedWeight owned(WeightFormat::kFp8Block128, 32, 4096, 1);
@@ -406,23 +356,6 @@ TEST(LinearCuda, WhatIsNotTakenTogether) {
   EXPECT_FALSE(takes(1, [](auto& p) {
     for (LinearArgs& args : p) args.x.dtype = DType::kF32;
   }));
-
-  const OwnedWeight many(WeightFormat::kFp8Block128, 17'000, 128, 1);
-  const auto takes_norm = [&](const auto& change) {
-    const LinearArgs args = {
-        .x = RowsOf(x.view(), 0, 1), .weight = &owned.weight, .y = RowsOf(y.view(), 0, 1)};
-    std::vector<LinearArgs> products = {args, args};
-    RmsNormArgs norm = {.x = args.y, .y = args.y};
-    change(products, norm);
-    return LinearsCudaTake(products, &norm);
-  };
-  EXPECT_TRUE(takes_norm([](auto&, auto&) {}));
-  EXPECT_FALSE(takes_norm([&](auto&, auto& n) { n.x = RowsOf(y.view(), 1, 1); }));
-  EXPECT_FALSE(takes_norm([](auto&, auto& n) { n.x.cols = 16; }));
-  EXPECT_FALSE(takes_norm([](auto&, auto& n) { n.y.dtype = DType::kF32; }));
-  EXPECT_FALSE(takes_norm([](auto&, auto& n) { n.numerics = Numerics::kReference; }));
-  EXPECT_FALSE(takes_norm([](auto& p, auto& n) { p[0].y.dtype = n.x.dtype = DType::kF32; }));
-  EXPECT_FALSE(takes_norm([&](auto& p, auto&) { p[1].weight = &many.weight; }));
 }
 
 }  // namespace

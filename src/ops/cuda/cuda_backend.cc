@@ -53,14 +53,7 @@ bool CudaBackend::Available() {
 
 Expected<std::unique_ptr<CudaBackend>> CudaBackend::Make(const CudaFusions& fusions) {
   FATHOM_ASSIGN([[maybe_unused]] const std::string name, UsableDevice());
-  std::unique_ptr<CudaBackend> backend(new CudaBackend(fusions));
-  constexpr int64_t kBytes = kLanes * sizeof(uint32_t);
-  FATHOM_ASSIGN(std::byte* const counters, backend->Reserve(kBytes, "counters"));
-  backend->Fill(counters, 0, kBytes);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    backend->lanes_[lane].arrived = reinterpret_cast<uint32_t*>(counters) + lane;
-  }
-  return backend;
+  return std::unique_ptr<CudaBackend>(new CudaBackend(fusions));
 }
 
 CudaBackend::CudaBackend(const CudaFusions& fusions) : fusions_(fusions) {
@@ -231,17 +224,12 @@ void CudaBackend::Linear(const LinearArgs& args) {
   LinearCuda(args, scratch, stream());
 }
 
-bool CudaBackend::TakesTogether(std::span<const LinearArgs> products,
-                                const RmsNormArgs* norm) const {
-  return fusions_.products && (norm == nullptr || fusions_.norm) && LinearsCudaTake(products, norm);
+bool CudaBackend::TakesTogether(std::span<const LinearArgs> products) const {
+  return fusions_.products && LinearsCudaTake(products);
 }
 
-void CudaBackend::LinearTogether(std::span<const LinearArgs> products, const RmsNormArgs* norm) {
-  if (planning_) return;
-  if (norm == nullptr) return LinearsCuda(products, stream());
-  CudaThenNorm then = {*norm, lanes_[lane_].arrived};
-  then.norm.weight = At(norm->weight);
-  LinearsCuda(products, stream(), &then);
+void CudaBackend::LinearTogether(std::span<const LinearArgs> products) {
+  if (!planning_) LinearsCuda(products, stream());
 }
 
 void CudaBackend::RmsNorm(const RmsNormArgs& host) {

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -40,7 +39,6 @@ struct CudaFusions {
   bool one_token = true;  // the indexer of few tokens of short contexts: one launch
   bool commit = true;     // the keys of sequences of one token: into the ring as they are made
   bool products = true;   // of one input: one launch
-  bool norm = true;       // of the query latent: with the products that make it
   // One split of L1 and shared memory for all kernels of a step of up to kOneSplitTokens: one token
   // gained 1 % by it, 8 lost 0.8 %, 32 lost 1.6 %.
   bool one_split = true;
@@ -91,8 +89,8 @@ class CudaBackend final : public Backend {
   void RopeTables(const StepView& step, const RopeFrequencies& rope, float* table) override;
   void Embed(const EmbedArgs&) override;
   void Linear(const LinearArgs&) override;
-  bool TakesTogether(std::span<const LinearArgs> products, const RmsNormArgs* norm) const override;
-  void LinearTogether(std::span<const LinearArgs> products, const RmsNormArgs* norm) override;
+  bool TakesTogether(std::span<const LinearArgs> products) const override;
+  void LinearTogether(std::span<const LinearArgs> products) override;
   void RmsNorm(const RmsNormArgs&) override;
   bool InsertCommits(const StepView& step) const override;
   void NormRopeInsert(const NormRopeInsertArgs&) override;
@@ -127,8 +125,7 @@ class CudaBackend final : public Backend {
     CUevent_st* event = nullptr;
     void* scratch = nullptr;
     int64_t scratch_bytes = 0;
-    uint32_t* arrived = nullptr;  // blocks of a launch that counts them; 0 between launches
-    bool active = false;          // has work that Join must wait for
+    bool active = false;  // has work that Join must wait for
   };
   CudaFusions fusions_;
   std::array<Lane, kLanes> lanes_;

@@ -17,7 +17,6 @@
 
 #include "ops/cuda/device.h"
 #include "ops/linear/linear.h"
-#include "ops/norm_rope_insert/norm_rope_insert.h"
 
 namespace fathom::ops {
 
@@ -86,18 +85,7 @@ void LinearCuda(const LinearArgs& args, void* scratch, CudaStream stream,
 // products in kProduct of FP8 and BF16 weights, of so few rows that every block quantises them for
 // itself (4 of 4,096 inputs, 8 of 2,048), which are bf16 in whole units.
 inline constexpr int kMostTogether = 8;
-
-// What follows the products in the same launch, with the bits of RmsNormCuda: the norm of the first
-// one's y, which is bf16, into rows of bf16, in place or where no product writes. Not taken: FP8
-// products of so many outputs that each warp has tiles of its own.
-struct CudaThenNorm {
-  RmsNormArgs norm;             // its weight on the device
-  uint32_t* arrived = nullptr;  // on the device; 0 between launches, of launches that follow each
-                                // other in one stream
-};
-// LinearsCuda needs it to hold. norm: null: none.
-bool LinearsCudaTake(std::span<const LinearArgs> products, const RmsNormArgs* norm = nullptr);
-void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream,
-                 const CudaThenNorm* then = nullptr);
+bool LinearsCudaTake(std::span<const LinearArgs> products);  // LinearsCuda needs it to hold
+void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream);
 
 }  // namespace fathom::ops

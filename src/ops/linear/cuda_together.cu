@@ -1,13 +1,11 @@
 // Products of the same few rows in one launch: a step's projections of one input. Jobs are the
 // tiles of 16 outputs of all weights, computed as by SkinnyFreshKernel and SkinnyKernel, to the
 // same bits. Blocks have jobs of one format: the first ones of FP8, which quantise the rows for
-// themselves, the others of BF16. The norm of a product is computed by the last of its blocks that
-// is done, while others still have weights to read.
+// themselves, the others of BF16.
 #include <algorithm>
 #include <climits>
 
 #include "ops/linear/cuda_launch.cuh"
-#include "ops/norm_rope_insert/cuda_norm.cuh"
 
 namespace fathom::ops {
 namespace cuda {
@@ -23,24 +21,12 @@ struct TogetherProduct {
   const uint8_t* data;
 };
 
-struct TogetherNorm {
-  const __nv_bfloat16* x;
-  int64_t x_stride;
-  int n;
-  const float* weight;
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  int first_block, blocks;  // those with tiles of x; none: no norm
-  uint32_t* arrived;        // of them
-};
-
 struct Together {
   Preparation<__nv_bfloat16> x;
   TogetherProduct product[kMostTogether];  // FP8 first; `first` of those that do not exist: INT_MAX
   int fp8_tiles, tiles;
   int fp8_blocks;
   int most;  // jobs of a block, or of a warp
-  TogetherNorm norm;
 };
 
 // Jobs of one format: every step-th tile.
@@ -85,28 +71,6 @@ struct TogetherCursor {
     wide = product.wide;
   }
 };
-
-static_assert(kNormThreads == kSkinnyThreads);
-
-// Called by blocks with tiles of the norm's x when their products are stored. Nobody waits for
-// another block.
-__device__ void NormByLast(const TogetherNorm& p, int rows, NormSums (&sums)[kSkinnyRows]) {
-  __syncthreads();
-  bool last = false;
-  if (threadIdx.x == 0) {
-    __threadfence();  // what the block stored, before it is counted
-    last = atomicAdd(p.arrived, 1u) == static_cast<uint32_t>(p.blocks - 1);
-    __threadfence();
-    if (last) *p.arrived = 0;
-  }
-  if (__syncthreads_or(last) == 0) return;
-  for (int t = 0; t < rows; ++t) {
-    // Past L1, and by a read that the compiler moves over no barrier, as it might __ldcg of bf16.
-    const auto* const x = reinterpret_cast<const volatile uint16_t*>(p.x + t * p.x_stride);
-    NormRow([&](int i) { return ToFloat(__ushort_as_bfloat16(x[i])); }, p.weight,
-            p.y + t * p.y_stride, p.n, true, sums[t]);
-  }
-}
 
 // Dynamic shared memory: SkinnyShared<1>, then [rows][FreshStride(depth)] bf16. kByWarp: of FP8
 // weights alone.
@@ -156,15 +120,6 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   const int step = fp8 ? p.fp8_blocks : static_cast<int>(gridDim.x) - p.fp8_blocks;
   const int end = fp8 ? p.fp8_tiles : p.tiles;
   const int count = first + (p.most - 1) * step < end ? p.most : p.most - 1;
-  const int norm_block = block - p.norm.first_block;
-  const bool norms = norm_block >= 0 && norm_block < p.norm.blocks;
-  if (norms && norm_block == 0) {  // nobody has read the norm's weight for a while
-    constexpr int kSector = 8;     // floats
-    for (int i = static_cast<int>(threadIdx.x) * kSector; i < p.norm.n;
-         i += kSkinnyThreads * kSector) {
-      PrefetchToL2(p.norm.weight + i);
-    }
-  }
   if (fp8) {
     const TogetherCursor<FreshRow<kFp8>> cursor(p, fresh, stride, first, step);
     SkinnyByBlock<kFp8, 1>(
@@ -182,19 +137,9 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     SkinnyByBlock<Format::kBF16, 1>(
         count, depth, shared, cursor, [](int, int) { WaitForPrevious(); }, store);
   }
-  if (norms) NormByLast(p.norm, p.x.rows, reinterpret_cast<NormSums(&)[kSkinnyRows]>(shared.part));
 }
 
-// Whether each warp has tiles of its own.
-bool ByWarp(std::span<const LinearArgs> products) {
-  constexpr int64_t kMany = 1056;
-  int64_t tiles = 0;
-  for (const LinearArgs& p : products) {
-    if (p.weight->format != Format::kFp8Block128) return false;
-    tiles += CudaTiles(p.weight->out);
-  }
-  return tiles >= kMany;
-}
+constexpr int kManyTiles = 1056;  // each a warp's, not a block's, from here on
 
 int64_t SharedBytes(int64_t rows, int64_t depth) {
   return static_cast<int64_t>(sizeof(SkinnyShared<1>)) + rows * FreshStride(depth) * 2;
@@ -203,21 +148,13 @@ int64_t SharedBytes(int64_t rows, int64_t depth) {
 }  // namespace
 }  // namespace cuda
 
-bool LinearsCudaTake(std::span<const LinearArgs> products, const RmsNormArgs* norm) {
+bool LinearsCudaTake(std::span<const LinearArgs> products) {
   if (products.size() < 2 || products.size() > kMostTogether) return false;
   const MatrixView& x = products[0].x;
   const int64_t depth = CudaDepth(x.cols);
   if (x.rows < 1 || x.rows > cuda::kSkinnyRows || !cuda::ReadableInPlace(x, 1) ||
       x.rows * cuda::FreshStride(depth) * 2 > cuda::kMostFreshBytes) {
     return false;
-  }
-  if (norm != nullptr) {
-    const MatrixView& y = products[0].y;
-    if (norm->x.data != y.data || norm->x.rows != y.rows || norm->x.cols != y.cols ||
-        norm->x.stride != y.stride || y.dtype != DType::kBF16 || norm->y.dtype != DType::kBF16 ||
-        norm->numerics != Numerics::kProduct || cuda::ByWarp(products)) {
-      return false;
-    }
   }
   return std::all_of(products.begin(), products.end(), [&](const LinearArgs& p) {
     const WeightFormat format = p.weight->format;
@@ -227,8 +164,7 @@ bool LinearsCudaTake(std::span<const LinearArgs> products, const RmsNormArgs* no
   });
 }
 
-void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream,
-                 const CudaThenNorm* then) {
+void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream) {
   using namespace cuda;
   const MatrixView& x = products[0].x;
   Together p = {.x = MakePreparation<__nv_bfloat16>(x, Form::kQuantised, nullptr)};
@@ -254,28 +190,12 @@ void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream,
   const auto launch = [&](auto by_warp, unsigned blocks, int most) {
     p.most = most;
     p.fp8_blocks = static_cast<int>(Blocks(p.fp8_tiles, most));
-    if (then != nullptr) {
-      // The first product's tiles are the first ones of their format, and each the first job of a
-      // block, as far as there are blocks.
-      const bool fp8 = products[0].weight->format == Format::kFp8Block128;
-      const int of_format = fp8 ? p.fp8_blocks : static_cast<int>(blocks) - p.fp8_blocks;
-      const auto tiles = static_cast<int>(CudaTiles(products[0].weight->out));
-      p.norm = {.x = static_cast<const __nv_bfloat16*>(then->norm.x.data),
-                .x_stride = then->norm.x.stride,
-                .n = static_cast<int>(then->norm.x.cols),
-                .weight = then->norm.weight,
-                .y = static_cast<__nv_bfloat16*>(then->norm.y.data),
-                .y_stride = then->norm.y.stride,
-                .first_block = fp8 ? 0 : p.fp8_blocks,
-                .blocks = std::min(of_format, tiles),
-                .arrived = then->arrived};
-    }
     const auto kernel = TogetherKernel<decltype(by_warp)::value>;
     const int64_t shared = SharedBytes(x.rows, CudaDepth(x.cols));
     AllowShared(kernel, shared);
     LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, p);
   };
-  if (ByWarp(products)) {
+  if (p.fp8_tiles == p.tiles && p.tiles >= kManyTiles) {
     constexpr int kWarps = kSkinnyThreads / 32, kWorkers = kSkinnyBlocks * kWarps;
     launch(std::true_type(), std::min<unsigned>(kSkinnyBlocks, Blocks(p.tiles, kWarps)),
            (p.tiles + kWorkers - 1) / kWorkers);

@@ -1,6 +1,5 @@
 #include "ops/cuda/hopper.cuh"
 #include "ops/norm_rope_insert/cuda.h"
-#include "ops/norm_rope_insert/cuda_norm.cuh"
 #include "ops/quantise/cuda.cuh"
 
 namespace fathom::ops {
@@ -105,16 +104,33 @@ __global__ void Commit(StepView step, PagedRows from, PagedRows ring) {
   }
 }
 
-// A block per row.
+constexpr int kNormThreads = 256;
+
+// A block per row. Each thread writes only the elements that it read: y may alias x.
 template <class T>
 __global__ void Norm(const T* x, int64_t x_stride, const float* weight, T* y, int64_t y_stride,
                      int n, bool round) {
   cuda::LetNextStart();
   cuda::WaitForPrevious();
-  __shared__ cuda::NormSums sums;
+  __shared__ float partial[kNormThreads / 32];
   x += blockIdx.x * x_stride;
   y += blockIdx.x * y_stride;
-  cuda::NormRow([&](int i) { return cuda::ToFloat(x[i]); }, weight, y, n, round, sums);
+  const auto thread = static_cast<int>(threadIdx.x);
+  float sum = 0.0f;
+  for (int i = thread; i < n; i += kNormThreads) {
+    const float v = cuda::ToFloat(x[i]);
+    sum += v * v;
+  }
+  sum = cuda::WarpSum(sum);
+  if (thread % 32 == 0) partial[thread / 32] = sum;
+  __syncthreads();
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kNormThreads / 32; ++w) total += partial[w];
+  const float r = 1.0f / sqrtf(total / static_cast<float>(n) + kNormEps);
+  for (int i = thread; i < n; i += kNormThreads) {
+    y[i] = cuda::FromFloat<T>(cuda::RoundIf(weight[i] * (cuda::ToFloat(x[i]) * r), round));
+  }
 }
 
 __global__ void Tables(const int32_t* position, RopeFrequencies rope, float2* table,
@@ -166,9 +182,9 @@ void WindowCommitCuda(const WindowCommitArgs& args, CudaStream stream) {
 
 void RmsNormCuda(const RmsNormArgs& args, CudaStream stream) {
   cuda::WithActivationType(args.x.dtype, [&]<class T>(T) {
-    cuda::LaunchOverlapped(Norm<T>, static_cast<unsigned>(args.x.rows), cuda::kNormThreads, 0,
-                           stream, 1, static_cast<const T*>(args.x.data), args.x.stride,
-                           args.weight, static_cast<T*>(args.y.data), args.y.stride,
+    cuda::LaunchOverlapped(Norm<T>, static_cast<unsigned>(args.x.rows), kNormThreads, 0, stream, 1,
+                           static_cast<const T*>(args.x.data), args.x.stride, args.weight,
+                           static_cast<T*>(args.y.data), args.y.stride,
                            static_cast<int>(args.x.cols), args.numerics == Numerics::kProduct);
   });
   FATHOM_CUDA_CHECK(cudaGetLastError());
