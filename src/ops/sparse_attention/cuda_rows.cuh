@@ -37,7 +37,6 @@ struct AttendRowsShared {
   float inverse[kBlockHeads];  // what the sums of a token's only range are multiplied by
   BlockWork work;
   TileBarriers barriers;
-  uint64_t ready[kMostOnTheirWay];  // units
 };
 static_assert(sizeof(HeadResult) * kBlockHeads % 1024 == 0);
 constexpr int kAttendRowsBytes = static_cast<int>(sizeof(AttendRowsShared)) + 1024;
@@ -333,7 +332,7 @@ __device__ inline void ConsumeToken(const AttentionParams& p, int32_t token, int
   PackRange(stats, a, KeptOf(p, work.ranges.last - 1));
   if (work.ranges.blocks > 1) return;
   __syncthreads();  // the ranges are in memory, and nobody reads tiles and queries any more
-  MergeKeptRanges(p, work, s.sinks, reinterpret_cast<KeptUnit*>(s.ring.keys), s.ready);
+  MergeKeptRanges(p, work, s.sinks, reinterpret_cast<KeptUnit*>(s.ring.keys));
 }
 
 // grid (blocks of a token, groups of 64 heads, tokens).
@@ -347,7 +346,6 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
   const auto block = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) {
     s.barriers.Init();
-    for (uint64_t& unit : s.ready) BarrierInit(&unit, kConsumerThreads / 32);
     FenceBarrierInit();
   }
   LetNextStart();
@@ -364,10 +362,7 @@ __global__ void __launch_bounds__(kAttendRowsThreads, 1)
     } else {
       ProduceBf16(p, entries, begin, end, s.ring, s.barriers);
     }
-    if (b.blocks == 1 && b.ranges > 1) {
-      __syncthreads();  // the tiles' place is used again
-      WaitForMerge(b.ranges);
-    }
+    if (b.blocks == 1 && b.ranges > 1) __syncthreads();  // the tiles' place is used again
   } else {
     MoreRegisters<kConsumerRegisters>();
     WaitForPrevious();

@@ -308,22 +308,6 @@ __device__ inline void StoreKeptPiece(const AttentionParams& p, int32_t token, i
   StorePiece(p, token, head, piece, {out[0], out[1], out[2], out[3]});
 }
 
-// A unit of all ranges on its way from memory; as many of them as there is room for.
-constexpr int kMostOnTheirWay = 8;
-
-// Asks for a unit of all ranges, one after the other. Warps share the copies; each arrives once.
-__device__ inline void AskForUnit(const AttentionParams& p, int ranges, int unit, KeptUnit* to,
-                                  uint64_t* ready) {
-  constexpr int kWarps = kConsumerThreads / 32;
-  const int thread = ThreadNow(), warp = thread / 32;
-  if (thread % 32 != 0) return;
-  const int copies = (ranges - warp + kWarps - 1) / kWarps;
-  BarrierArriveExpecting(ready, static_cast<uint32_t>(copies * int{sizeof(KeptUnit)}));
-#pragma unroll 1
-  for (int i = warp; i < ranges; i += kWarps) {
-    CopyBulk(to + i, &KeptOf(p, i).units[unit], sizeof(KeptUnit), ready);
-  }
-}
 // Adds up a unit, a thread four pairs, and stores its result. factors: of the unit's heads.
 __device__ inline void AddUnit(const AttentionParams& p, int32_t token, int first_head, int unit,
                                int ranges, const KeptUnit* kept, const HeadFactors* factors) {
@@ -335,51 +319,56 @@ __device__ inline void AddUnit(const AttentionParams& p, int32_t token, int firs
                           [&](int i) { return kept[i].channels[four][lane]; }));
 }
 
-// Where a block adds up ranges there is room for the factors and so many units of all of them, over
-// the tiles' ring and the queries, once both are read.
+// Where a block adds up ranges there is room for the factors and so many units over the tiles' ring
+// and the queries, once both are read.
 constexpr int kFactorUnits =
     (kBlockHeads * sizeof(HeadFactors) + sizeof(KeptUnit) - 1) / sizeof(KeptUnit);
 constexpr int kRoomUnits = (sizeof(TileRing) + kTileBytes) / sizeof(KeptUnit) - kFactorUnits;
-static_assert(kRoomUnits >= 2 * kMaxRanges);
-__device__ inline int UnitsOnTheirWay(int ranges) {
-  return min(kMostOnTheirWay, QuickDivide(kRoomUnits, ranges));
-}
 
-// Adds up the ranges of a token, all of them this block's and in memory, unit by unit. The block's
-// other warps are in WaitForMerge.
-__device__ inline void MergeKeptRanges(const AttentionParams& p, const BlockWork& work,
-                                       const float* sinks, KeptUnit* room, uint64_t* ready) {
-  const int ranges = work.ranges.ranges;
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+// Adds up the ranges of a token, all of them this block's and in memory, unit by unit; kSlots of
+// them are on their way, each thread's part by its own copies.
+template <int kSlots>
+__device__ inline void AddUnits(const AttentionParams& p, const BlockWork& work, const float* sinks,
+                                KeptUnit* room) {
+  const int ranges = work.ranges.ranges, thread = ThreadNow();
   auto* const factors = reinterpret_cast<HeadFactors*>(room);
   room += kFactorUnits;
-  const int slots = UnitsOnTheirWay(ranges);
+  const KeptRange* const first = &KeptOf(p, 0);
+  const auto ask = [&](int unit) {
+    if (unit < kUnits) {
+      const auto* from = reinterpret_cast<const std::byte*>(first->units + unit) + 16 * thread;
+      uint32_t to = SharedAddress(room + unit % kSlots * ranges) + 16 * thread;
 #pragma unroll 1
-  for (int slot = 0; slot < slots; ++slot) {
-    AskForUnit(p, ranges, slot, room + slot * ranges, &ready[slot]);
-  }
+      for (int i = 0; i < ranges; ++i, from += sizeof(KeptRange), to += sizeof(KeptUnit)) {
+        CopyAsync16(to, from);
+      }
+    }
+    CopyAsyncCommit();
+  };
+#pragma unroll 1
+  for (int unit = 0; unit < kSlots; ++unit) ask(unit);
   FindFactors<4>(
       sinks, kBlockHeads, ranges, [&](int range, int head) { return KeptOf(p, range).stats[head]; },
       factors);
   ConsumerBarrier();
-  int slot = 0;
-  uint32_t phase = 0;
 #pragma unroll 1
   for (int unit = 0; unit < kUnits; ++unit) {
-    BarrierWait(&ready[slot], phase);
+    CopyAsyncWaitFor<kSlots - 1>();
     const int head = unit / 2 * kUnitHeads;
-    AddUnit(p, work.token, work.first_head + head, unit, ranges, room + slot * ranges,
+    AddUnit(p, work.token, work.first_head + head, unit, ranges, room + unit % kSlots * ranges,
             factors + head);
-    if (unit + slots < kUnits) {
-      __syncthreads();
-      AskForUnit(p, ranges, unit + slots, room + slot * ranges, &ready[slot]);
-    }
-    if (++slot == slots) slot = 0, phase ^= 1;
+    ask(unit + kSlots);
   }
 }
-
-__device__ inline void WaitForMerge(int ranges) {
-  for (int unit = UnitsOnTheirWay(ranges); unit < kUnits; ++unit) __syncthreads();
+__device__ inline void MergeKeptRanges(const AttentionParams& p, const BlockWork& work,
+                                       const float* sinks, KeptUnit* room) {
+  constexpr int kFew = 4, kMany = 2;
+  static_assert(kMany * kMaxRanges <= kRoomUnits);
+  if (kFew * work.ranges.ranges <= kRoomUnits) {
+    AddUnits<kFew>(p, work, sinks, room);
+  } else {
+    AddUnits<kMany>(p, work, sinks, room);
+  }
 }
 
 // The same as a kernel of its own, where several blocks have ranges of a token: a block adds up a
