@@ -20,8 +20,8 @@ function randomSource(seed) {
   return {below: (n) => Math.floor(next() * n), pick: (list) => list[Math.floor(next() * list.length)]};
 }
 
-// `count` facts about different entities, the English templates in turn. Distinct ones share no word of
-// their names: the demo model takes the amber mill for the cedar mill more often the longer the text is.
+// `count` facts {fact, question, answer} about different entities, the English templates in turn. Distinct
+// ones share no word of their names: the demo model takes the amber mill for the cedar mill more often the longer the text is.
 function facts(random, count, distinct) {
   const used = new Set();
   const out = [];

@@ -270,22 +270,6 @@ __device__ inline void StoreRemote(float* to, float4 value, uint64_t* barrier, u
       : "memory");
 }
 
-// `bytes` of this block's shared memory to that of block `rank` of the cluster, at the place of
-// this block's `to`, counted at the place of `barrier`.
-__device__ inline void CopyRemote(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
-                                  uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 at, bar;\n"
-      "mapa.shared::cluster.u32 at, %0, %4;\n"
-      "mapa.shared::cluster.u32 bar, %3, %4;\n"
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [at], [%1], %2, "
-      "[bar];\n"
-      "}" ::"r"(SharedAddress(to)),
-      "r"(SharedAddress(from)), "r"(bytes), "r"(SharedAddress(barrier)), "r"(rank)
-      : "memory");
-}
-
 // The named barriers of a block, of so many threads.
 __device__ inline void SyncNamed(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -282,8 +282,14 @@ inline bool IsWide(int64_t rows, const CudaWeightView& w, int groups, CudaWay wa
          !Streams(rows, w, groups, way);
 }
 
+// Whether jobs are warps' and not blocks': where they keep half of the warps of so many blocks
+// busy.
+constexpr bool JobsByWarp(int jobs, int blocks) {
+  return jobs >= blocks * (kSkinnyThreads / 32) / 2;
+}
+
 // Launches a kernel of SkinnyShare for so many groups of rows: workers(true, blocks, most) for jobs
-// by warp, where they keep half of the warps busy, else workers(false, blocks, most).
+// by warp (JobsByWarp), else workers(false, blocks, most).
 template <class Workers>
 void LaunchSkinny(int jobs, int groups, Workers&& workers) {
   constexpr int kWarps = kSkinnyThreads / 32;
@@ -294,7 +300,7 @@ void LaunchSkinny(int jobs, int groups, Workers&& workers) {
     const int most = (jobs + all_workers - 1) / all_workers;
     workers(by_warp, Blocks(jobs, most * per_block), most);
   };
-  if (jobs >= all_blocks * kWarps / 2) {
+  if (JobsByWarp(jobs, all_blocks)) {
     launch(std::true_type(), kWarps);
   } else {
     launch(std::false_type(), 1);

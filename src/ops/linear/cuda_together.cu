@@ -139,8 +139,6 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   }
 }
 
-constexpr int kManyTiles = 1056;  // each a warp's, not a block's, from here on
-
 int64_t SharedBytes(int64_t rows, int64_t depth) {
   return static_cast<int64_t>(sizeof(SkinnyShared<1>)) + rows * FreshStride(depth) * 2;
 }
@@ -195,7 +193,7 @@ void LinearsCuda(std::span<const LinearArgs> products, CudaStream stream) {
     AllowShared(kernel, shared);
     LaunchOverlapped(kernel, blocks, kSkinnyThreads, shared, stream, 1, p);
   };
-  if (p.fp8_tiles == p.tiles && p.tiles >= kManyTiles) {
+  if (p.fp8_tiles == p.tiles && JobsByWarp(p.tiles, kSkinnyBlocks)) {
     constexpr int kWarps = kSkinnyThreads / 32, kWorkers = kSkinnyBlocks * kWarps;
     launch(std::true_type(), std::min<unsigned>(kSkinnyBlocks, Blocks(p.tiles, kWarps)),
            (p.tiles + kWorkers - 1) / kWorkers);

@@ -5,9 +5,9 @@
 // warpgroups fetch rows and expand them to bf16 in shared memory, once for all heads, as keys and
 // as values alike. Of the other two one computes scores and weights; then each adds up half of the
 // channels. A range's result is rounded to float16 under scales of its own, and all ranges are
-// added up in order. How many there are depends on the number of entries alone, so that a token's
-// result has the same bits in every step; how many blocks share them does not matter to them. A
-// block that has all of them adds them up; otherwise a second launch does.
+// added up in order. How many there are depends on the numbers of entries and heads alone, so that
+// a token's result has the same bits in every step; how many blocks share them does not matter to
+// them. A block that has all of them adds them up; otherwise a second launch does.
 #pragma once
 
 #include <cstddef>
